@@ -1,0 +1,136 @@
+"""The error tree: every error that Stoker raises on purpose.
+
+    StokerError
+    ├── ConfigError                 a flag, setting, URL or file says something that cannot be
+    ├── EnvironmentProblem          the machine refuses: port in use, disk full, missing program
+    ├── WireError                   a message that breaks the protocol or comes from another version
+    ├── AccessDenied                no token, a wrong one, or one that may not do this
+    ├── JobError
+    │   ├── WorldTooSmall           fewer nodes or workers than the minimum for the whole timeout
+    │   ├── JobTimeout              something took longer than the one user-facing timeout
+    │   ├── WorkerFailed            the user's script failed; carries its traceback
+    │   └── MasterUnreachable       no master answers at the endpoint
+    ├── CacheError
+    │   ├── ObjectNotFound          the origin has no such object
+    │   ├── ObjectChanged           the object's version changed under a reader
+    │   ├── CorruptBlock            cached bytes do not match their checksum
+    │   ├── CacheUnavailable        no cache server answers
+    │   └── OriginError             the origin failed
+    │       └── ShortBody           the origin sent another number of bytes than it announced
+    └── DataError
+        ├── EmptyDataset            no records under the URL
+        ├── BadRecord               `decode` rejected a record
+        └── DatasetChanged          the set of records is not the one the run started with
+
+Each class has an `exit_code`: what the command line exits with when the error ends it.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NO_WORLD = 3
+EXIT_DATA = 4
+EXIT_ENVIRONMENT = 5
+EXIT_INTERRUPTED = 130
+
+
+class StokerError(Exception):
+    """Base of all errors that Stoker raises on purpose."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(StokerError):
+    """A flag, setting, URL or file says something that cannot be."""
+
+    exit_code = EXIT_USAGE
+
+
+class EnvironmentProblem(StokerError):
+    """The machine refuses: a port in use, a full disk, a missing program."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class WireError(StokerError):
+    """A message that breaks the protocol or comes from another version of it."""
+
+
+class AccessDenied(StokerError):
+    """No token, a wrong one, or one that may not do this."""
+
+
+class JobError(StokerError):
+    """A training run could not go on."""
+
+
+class WorldTooSmall(JobError):
+    """Fewer nodes or workers than the minimum for the whole timeout."""
+
+    exit_code = EXIT_NO_WORLD
+
+
+class JobTimeout(JobError):
+    """Something took longer than the one user-facing timeout."""
+
+    exit_code = EXIT_NO_WORLD
+
+
+class WorkerFailed(JobError):
+    """The user's script failed. The message ends with its traceback."""
+
+
+class MasterUnreachable(JobError):
+    """No master answers at the endpoint."""
+
+    exit_code = EXIT_NO_WORLD
+
+
+class CacheError(StokerError):
+    """The cache could not give what was asked for."""
+
+    exit_code = EXIT_DATA
+
+
+class ObjectNotFound(CacheError):
+    """The origin has no such object, or there is no such bucket."""
+
+
+class ObjectChanged(CacheError):
+    """The object's version changed under a reader: open it again to read the new one."""
+
+
+class CorruptBlock(CacheError):
+    """Cached bytes do not match their checksum."""
+
+
+class CacheUnavailable(CacheError):
+    """No cache server answers."""
+
+
+class OriginError(CacheError):
+    """The origin failed: it is unreachable, refuses, or answers nonsense."""
+
+
+class ShortBody(OriginError):
+    """The origin sent another number of bytes than it announced."""
+
+
+class DataError(StokerError):
+    """The dataset cannot be read as asked."""
+
+    exit_code = EXIT_DATA
+
+
+class EmptyDataset(DataError):
+    """There are no records under the dataset's URL."""
+
+
+class BadRecord(DataError):
+    """`decode` rejected a record; the message names the record and the reason."""
+
+
+class DatasetChanged(DataError):
+    """The set of records is not the one that the run started with."""
