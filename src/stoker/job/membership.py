@@ -1,0 +1,73 @@
+"""Who is in the world, in which order, and whose state counts: plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stoker.wire.job import Member, World
+
+
+class Candidate(NamedTuple):
+    """A worker that has acknowledged the coming generation and stands ready."""
+
+    worker: str
+    node: str
+    node_age: int
+    """Order in which its node joined; the oldest is 0."""
+    slot: int
+    commits: int
+    clean: bool
+    fresh: bool
+    store: str
+
+
+class NoSource(NamedTuple):
+    """No candidate stands at a commit, so nobody's state may be copied."""
+
+    why: str
+
+
+def form_world(generation: int, candidates: Sequence[Candidate]) -> World | NoSource:
+    """Give every candidate its rank and choose whose state the others copy.
+
+    Ranks: nodes oldest first, then by slot. Source: of those whose state stands exactly at a commit the one
+    with the most commits; a survivor before a newcomer; then the lowest rank. Survivors with equal commits
+    copy nothing.
+    """
+    ordered = sorted(candidates, key=lambda c: (c.node_age, c.node, c.slot, c.worker))
+    source = _source_rank(ordered)
+    if source is None:
+        return NoSource("no survivor stands at a commit")
+    best = ordered[source]
+    nodes = list(dict.fromkeys(c.node for c in ordered))
+    per_node = {node: sum(c.node == node for c in ordered) for node in nodes}
+    local: dict[str, int] = {}
+    members = []
+    for rank, candidate in enumerate(ordered):
+        local_rank = local.get(candidate.node, 0)
+        local[candidate.node] = local_rank + 1
+        same = candidate.clean and not candidate.fresh and candidate.commits == best.commits
+        members.append(
+            Member(
+                worker=candidate.worker,
+                node=candidate.node,
+                rank=rank,
+                local_rank=local_rank,
+                local_world_size=per_node[candidate.node],
+                group_rank=nodes.index(candidate.node),
+                copy_state=rank != source and not same,
+            )
+        )
+    return World(
+        generation=generation,
+        members=tuple(members),
+        source=source,
+        commits=best.commits,
+        store=ordered[0].store,
+    )
+
+
+def _source_rank(ordered: Sequence[Candidate]) -> int | None:
+    clean = [(c.commits, not c.fresh, -rank) for rank, c in enumerate(ordered) if c.clean]
+    return -max(clean)[2] if clean else None

@@ -1,0 +1,178 @@
+"""Settings that come from outside, in frozen groups. This is the only file that reads the environment.
+
+An argument beats the environment; the environment beats the default. A group is read once, where a process
+starts, and handed on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.base.units import parse_size_bytes
+from stoker.errors import ConfigError
+
+DEFAULT_TIMEOUT_S = 300.0
+"""The one user-facing timeout: how long anything may stand still before Stoker gives up and says why."""
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment, for libraries that take theirs as a mapping."""
+    return os.environ
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Every waiting time of a job, derived from the one that a user sets."""
+
+    user_s: float = DEFAULT_TIMEOUT_S
+    """Seconds that anything may stand still: waiting for nodes, below the minimum, a stuck collective."""
+
+    beat_interval_s: float = 1.0
+    """Seconds between an agent's reports when nothing changes."""
+
+    beat_timeout_s: float = 5.0
+    """Seconds of silence after which an agent counts as gone."""
+
+    park_s: float = 30.0
+    """Seconds that a worker may take to leave an interrupted step before it is replaced."""
+
+    last_call_s: float = 1.0
+    """Seconds to wait for more nodes, or for more newcomers, once there are enough to begin."""
+
+    stop_grace_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL when workers are stopped."""
+
+    def __post_init__(self) -> None:
+        order = (
+            ("beat_interval_s", self.beat_interval_s),
+            ("beat_timeout_s", self.beat_timeout_s),
+            ("park_s", self.park_s),
+            ("user_s", self.user_s),
+        )
+        for (low_name, low), (high_name, high) in zip(order, order[1:], strict=False):
+            if not 0 < low <= high:
+                raise ConfigError(
+                    f"timeouts are out of order: {low_name}={low} must be above 0 and at most {high_name}={high}"
+                )
+
+    @classmethod
+    def from_user_timeout(cls, user_s: float) -> Timeouts:
+        """Derive all from `--timeout`. Raises ConfigError below one second."""
+        if user_s < 1.0:
+            raise ConfigError(f"--timeout {user_s:g} is too short: give at least 1 second")
+        beat_timeout_s = min(5.0, user_s / 2)
+        return cls(
+            user_s=user_s,
+            beat_interval_s=beat_timeout_s / 5,
+            beat_timeout_s=beat_timeout_s,
+            park_s=max(beat_timeout_s, min(30.0, user_s / 2)),
+            last_call_s=min(1.0, user_s / 4),
+            stop_grace_s=min(5.0, user_s),
+        )
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What an agent tells the worker that it starts."""
+
+    agent_socket: str | None
+    """Path of the agent's Unix socket; None when the script runs on its own."""
+
+    worker: str
+    """This worker's id, unique in the job."""
+
+    timeout_s: float
+    """The one user-facing timeout."""
+
+    checkpoint_dir: str | None
+    """Folder for checkpoints of `stoker.State`; None: no checkpoints are written."""
+
+    checkpoint_every: int
+    """Commits between two checkpoints."""
+
+    audit_dir: str | None
+    """Folder for the record of which worker read what; None: no record is kept."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    """Rank, local rank and world size at launch; the live values are in `stoker.init()`."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Where the cache is, for clients."""
+
+    endpoint: str | None
+    """`http://host:port` or `unix:///path`; None: there is no server yet."""
+
+    token: str | None
+    """Bearer token for it."""
+
+    directory: Path
+    """Folder of the cache that a script embeds when there is no server."""
+
+    capacity_bytes: int
+    """Hard limit of that folder, in bytes."""
+
+
+def worker_settings() -> WorkerSettings:
+    """What the agent put into this process's environment. Raises ConfigError."""
+    env = os.environ
+    return WorkerSettings(
+        agent_socket=env.get("STOKER_AGENT_SOCKET"),
+        worker=env.get("STOKER_WORKER_ID", f"solo-{os.getpid()}"),
+        timeout_s=_number(env, "STOKER_TIMEOUT_S", DEFAULT_TIMEOUT_S),
+        checkpoint_dir=env.get("STOKER_CHECKPOINT_DIR"),
+        checkpoint_every=int(_number(env, "STOKER_CHECKPOINT_EVERY", 100)),
+        audit_dir=env.get("STOKER_AUDIT_DIR"),
+        rank=int(_number(env, "RANK", 0)),
+        local_rank=int(_number(env, "LOCAL_RANK", 0)),
+        world_size=int(_number(env, "WORLD_SIZE", 1)),
+    )
+
+
+def cache_settings() -> CacheSettings:
+    """`STOKER_CACHE_ENDPOINT`, `_TOKEN`, `_DIR` and `_CAPACITY`. Raises ConfigError."""
+    env = os.environ
+    default_dir = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker"
+    text = env.get("STOKER_CACHE_CAPACITY", "20GB")
+    try:
+        capacity_bytes = parse_size_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"STOKER_CACHE_CAPACITY: {error}") from None
+    return CacheSettings(
+        endpoint=env.get("STOKER_CACHE_ENDPOINT"),
+        token=env.get("STOKER_CACHE_TOKEN"),
+        directory=Path(env.get("STOKER_CACHE_DIR") or default_dir),
+        capacity_bytes=capacity_bytes,
+    )
+
+
+def job_token() -> str | None:
+    """`STOKER_JOB_TOKEN`, the secret that agents and master of one job share across hosts."""
+    return os.environ.get("STOKER_JOB_TOKEN") or None
+
+
+def runtime_dir() -> Path:
+    """A folder of this user's own for sockets and tokens, made with mode 0700."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(base) / "stoker" if base else Path(os.environ.get("TMPDIR") or "/tmp") / f"stoker-{os.getuid()}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = path.stat()
+    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ConfigError(f"{path} must belong to you alone: run `chmod 700 {path}`, or set XDG_RUNTIME_DIR")
+    return path
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a number") from None
