@@ -1,0 +1,401 @@
+"""The state machine of one job: events in, effects out.
+
+The life of a job, in phases:
+
+    waiting ──enough nodes──▶ forming ──all have left the old world──▶ running
+                                 ▲                                        │
+                                 └── a member died, left or broke;  ◀─────┘
+                                     a newcomer is ready
+    any phase ──▶ ended
+
+A *generation* is one agreed world. Forming one has two halves: the directive names the new generation, and each
+worker leaves its old world and acknowledges it (it "parks"); when all who must have parked, the world is fixed
+and sent. A worker that dies in between starts the next generation, so no world ever holds a worker that had not
+left its older one.
+
+Scripts that never import Stoker ("plain") cannot park: they stay in the first half for ever, which is just
+right, and any change of membership restarts all of them, as torchrun does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from stoker.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_NO_WORLD, EXIT_OK
+from stoker.job import relaunch, watch
+from stoker.job.events import (
+    Effect,
+    End,
+    Event,
+    NodeJoined,
+    NodeLost,
+    NodeReported,
+    Record,
+    Refuse,
+    Send,
+    StopRequested,
+)
+from stoker.job.membership import NoSource, form_world
+from stoker.job.roster import Node, Roster, Worker
+from stoker.wire.job import PROTOCOL, NodeReport, Outcome, WorkerExit, World
+
+Phase = Literal["waiting", "forming", "running", "ended"]
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What the user asked for; times in seconds."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int | None = None
+    timeout_s: float = 300.0
+    beat_timeout_s: float = 5.0
+    park_s: float = 300.0
+    last_call_s: float = 1.0
+
+
+class JobMachine:
+    """Decides who is in the world. Pure: all time comes in as `now`."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self.roster = Roster()
+        self.phase: Phase = "waiting"
+        self.generation = 0
+        self.world: World | None = None
+        """The newest world; while `forming`, the one that is being left."""
+        self.restarts_used = 0
+        self.outcome: Outcome | None = None
+        self._effects: list[Effect] = []
+        self._stop_at_commit = -1
+        self._awaited: set[str] = set()
+        self._forming_since = 0.0
+        self._short_since: float | None = None
+        self._enough_since: float | None = None
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Feed one event; returns what is to be done, in order."""
+        self._effects = []
+        match event:
+            case NodeJoined():
+                self._on_joined(event, now)
+            case NodeReported(report):
+                self._on_report(report, now)
+            case NodeLost(node, why):
+                self._on_node_lost(node, why, now)
+            case StopRequested(why, exit_code):
+                self._end(Outcome(success=False, exit_code=exit_code, why=why))
+            case _:
+                self._on_tick(now)
+        self._advance(now)
+        self._send_directives()
+        return self._effects
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def _on_joined(self, event: NodeJoined, now: float) -> None:
+        join = event.join
+        known = join.node in self.roster.nodes or join.node in self.roster.gone
+        if join.protocol != PROTOCOL:
+            why = f"it speaks protocol {join.protocol}, this master {PROTOCOL}: upgrade one of them"
+        elif known:
+            why = "this node id was seen before: a node back from the dead is a new node"
+        elif self.phase == "ended":
+            why = "the job has ended"
+        elif len(self.roster.nodes) >= self.config.max_nodes:
+            why = f"the job already has its {self.config.max_nodes} nodes (--nnodes)"
+        else:
+            self.roster.add_node(join, now)
+            self._record("node-joined", f"{join.host} offers {join.slots} workers", node=join.node)
+            return
+        self._effects.append(Refuse(join.node, why))
+        self._record("node-refused", why, node=join.node)
+
+    def _on_report(self, report: NodeReport, now: float) -> None:
+        node = self.roster.nodes.get(report.node)
+        if node is None or report.seq <= node.last_seq:
+            return
+        node.last_seq, node.last_seen = report.seq, now
+        node.spare_port = report.spare_port
+        if report.problem:
+            self._end(
+                Outcome(success=False, exit_code=EXIT_ENVIRONMENT, why=f"{node.node}: {report.problem}")
+            )
+            return
+        if report.leaving and not node.leaving:
+            node.leaving = report.leaving
+            self._record("node-leaving", report.leaving, node=node.node)
+        for said in report.workers:
+            worker = self.roster.workers.get(said.worker)
+            if worker is None or worker.node != report.node or worker.ended:
+                continue
+            self.roster.apply(worker, said, now)
+            if said.exit is not None:
+                self._on_exit(worker, said.exit, now)
+
+    def _on_node_lost(self, name: str, why: str, now: float) -> None:
+        if self.roster.nodes.pop(name, None) is None:
+            return
+        self.roster.gone.add(name)
+        self._record("node-lost", why, node=name)
+        here = self.roster.on_node(name)
+        for worker in here:
+            del self.roster.workers[worker.worker]
+        if self._runs_plain() and any(not w.ended for w in here):
+            self._restart_all(f"node {name} is gone", now)
+
+    def _on_tick(self, now: float) -> None:
+        for name, node in list(self.roster.nodes.items()):
+            silent_s = now - node.last_seen
+            if silent_s > self.config.beat_timeout_s:
+                self._on_node_lost(name, f"no sign of life for {silent_s:.1f} s", now)
+            node.sent = None
+
+    def _on_exit(self, worker: Worker, ended: WorkerExit, now: float) -> None:
+        worker.ended = True
+        if self.phase == "ended" or worker.finished or not self.roster.is_staying(worker):
+            return
+        decision = relaunch.decide(
+            ended,
+            elastic=self.roster.elastic,
+            restarts_used=self.restarts_used,
+            max_restarts=self.config.max_restarts,
+        )
+        if decision.action == "done":
+            worker.finished = True
+            return
+        rank = self._rank_of(worker)
+        self._record(
+            f"worker-{decision.action}",
+            decision.why,
+            worker=worker.worker,
+            node=worker.node,
+            rank=rank,
+        )
+        if decision.action == "stop":
+            signal_code = 128 + ended.signal if ended.signal is not None else 0
+            outcome = Outcome(
+                success=False,
+                exit_code=ended.code or signal_code or EXIT_FAILED,
+                why=f"rank {rank} ({worker.worker} on {worker.node}) {relaunch.describe_exit(ended)}",
+                error=ended.message,
+                failed_worker=worker.worker,
+            )
+            self._end(outcome)
+        elif decision.action == "replace":
+            self.restarts_used += 1
+            if self.roster.elastic:
+                self._start_worker(self.roster.nodes[worker.node], worker.spec.slot)
+            else:
+                self._restart_all(decision.why, now)
+
+    # -- progress -----------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        if self.phase != "ended":
+            self._check_minimum(now)
+        if self.phase == "waiting":
+            self._wait_for_nodes(now)
+        if self.phase in ("forming", "running"):
+            self._fill_new_nodes(now)
+            if watch.is_complete(self.world, self.roster):
+                self._end(Outcome(success=True, exit_code=EXIT_OK, why="every worker finished"))
+        if self.phase == "running" and self.world is not None:
+            regroup = watch.regroup_reason(self.world, self.roster, now, self.config.last_call_s)
+            if regroup is not None:
+                self._begin_forming(regroup.why, now, regroup.stop_at_commit)
+        if self.phase == "forming":
+            self._try_form(now)
+
+    def _wait_for_nodes(self, now: float) -> None:
+        here = len(self.roster.staying())
+        if here < self.config.min_nodes:
+            self._enough_since = None
+            return
+        if self._enough_since is None:
+            self._enough_since = now
+        if here >= self.config.max_nodes or now - self._enough_since >= self.config.last_call_s:
+            self._launch(f"{here} of {self.config.min_nodes}:{self.config.max_nodes} nodes are here", now)
+
+    def _launch(self, why: str, now: float) -> None:
+        self._begin_forming(why, now)
+        self.roster.order_by_hint()
+        nodes = self.roster.staying()
+        total = sum(node.join.slots for node in nodes)
+        rank = 0
+        for node in nodes:
+            for slot in range(node.join.slots):
+                self._start_worker(node, slot, rank=rank, world_size=total)
+                rank += 1
+        self._awaited = {w.worker for w in self.roster.live()}
+
+    def _start_worker(
+        self, node: Node, slot: int, *, rank: int | None = None, world_size: int | None = None
+    ) -> None:
+        worker = self.roster.new_worker(
+            node,
+            slot,
+            rank=slot if rank is None else rank,
+            world_size=node.join.slots if world_size is None else world_size,
+            restarts=self.restarts_used,
+            max_restarts=self.config.max_restarts or 0,
+        )
+        self._record("worker-started", f"slot {slot}", worker=worker.worker, node=node.node)
+
+    def _fill_new_nodes(self, now: float) -> None:
+        new = [n for n in self.roster.staying() if not self.roster.on_node(n.node)]
+        if new and self._runs_plain():
+            self._restart_all(f"{new[0].node} joined", now)
+            return
+        for node in new:
+            for slot in range(node.join.slots):
+                self._start_worker(node, slot)
+
+    def _begin_forming(self, why: str, now: float, stop_at_commit: int = -1) -> None:
+        self.generation += 1
+        self.phase = "forming"
+        self._stop_at_commit = stop_at_commit
+        self._forming_since = now
+        self._awaited = {m.worker for m in self.world.members} if self.world is not None else set()
+        self._record("generation", why, stop_at_commit=stop_at_commit)
+
+    def _try_form(self, now: float) -> None:
+        """Fix the world once everybody who must has acknowledged the generation."""
+        live = self.roster.live()
+        gone = self._awaited - {w.worker for w in live}
+        if self._stop_at_commit >= 0 and gone:
+            self._begin_forming(f"{', '.join(sorted(gone))} ended before the agreed commit", now)
+        awaited = [w for w in live if w.worker in self._awaited and not w.has_parked(self.generation)]
+        if awaited:
+            self._press(awaited, now)
+            return
+        staying = [w for w in live if self.roster.is_staying(w)]
+        ready = [w for w in staying if w.has_parked(self.generation)]
+        if not ready:
+            self._form_without_survivors(staying)
+            return
+        if len({w.node for w in ready}) < self.config.min_nodes:
+            return
+        world = form_world(self.generation, [self.roster.candidate(w) for w in ready])
+        if isinstance(world, NoSource):
+            self._roll_back(world.why, ready, now)
+        else:
+            self._run(world)
+
+    def _press(self, awaited: list[Worker], now: float) -> None:
+        """Somebody keeps the others waiting: first stop at once instead of at a commit, then replace it."""
+        waited_s = now - self._forming_since
+        if self._stop_at_commit >= 0 and waited_s > self.config.park_s / 2:
+            self._begin_forming("the agreed commit did not come", now)
+            return
+        stuck = [w for w in awaited if w.state.phase != "starting"]
+        if waited_s <= self.config.park_s or not stuck:
+            return
+        why = f"it did not leave its step within {self.config.park_s:.0f} s"
+        for worker in stuck:
+            if self.phase == "forming":
+                self._on_exit(worker, WorkerExit(code=None, signal=9, message=why), now)
+        if self.phase == "forming":
+            self._begin_forming(f"{', '.join(w.worker for w in stuck)}: {why}", now)
+
+    def _run(self, world: World) -> None:
+        lost = max(0, self.roster.highest_commit - world.commits)
+        self.roster.highest_commit = world.commits
+        self.world = world
+        self.phase = "running"
+        self._stop_at_commit = -1
+        self._record(
+            "world",
+            f"{len(world.members)} workers go on from commit {world.commits} of rank {world.source}",
+            workers=[m.worker for m in world.members],
+            commits=world.commits,
+            commits_lost=lost,
+        )
+
+    def _form_without_survivors(self, staying: list[Worker]) -> None:
+        """Nobody of the last world is left: wait for whoever starts, or give up."""
+        self._awaited |= {w.worker for w in staying}
+        if not staying and self.roster.workers and len(self.roster.staying()) >= self.config.min_nodes:
+            why = f"no worker is left and all restarts are used ({self.restarts_used})"
+            self._end(Outcome(success=False, exit_code=EXIT_FAILED, why=why))
+
+    def _roll_back(self, why: str, workers: list[Worker], now: float) -> None:
+        """No state can be copied: start everybody again from the last checkpoint, as one restart."""
+        self._record("rollback", f"{why}: starting again from the last checkpoint")
+        killed = WorkerExit(code=None, signal=9, message=why)
+        self._on_exit(workers[0], killed, now)
+        replaced = self.roster.workers.get(f"worker-{self.roster.workers_seen - 1}") is not workers[0]
+        for worker in workers[1:]:
+            worker.ended = True
+            if replaced and self.phase == "forming":
+                self._start_worker(self.roster.nodes[worker.node], worker.spec.slot)
+        if self.phase == "forming":
+            self._begin_forming(why, now)
+
+    def _restart_all(self, why: str, now: float) -> None:
+        """Plain scripts: every worker starts anew, with the ranks of the nodes that are there."""
+        self.roster.workers.clear()
+        self.world = None
+        self._record("restart-all", why)
+        if len(self.roster.staying()) >= self.config.min_nodes:
+            self._launch(why, now)
+        else:
+            self.phase = "waiting"
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _check_minimum(self, now: float) -> None:
+        have, need = len(self.roster.usable()), self.config.min_nodes
+        if have >= need:
+            self._short_since = None
+            return
+        if self._short_since is None:
+            self._short_since = now
+            self._record("waiting", f"{have} of at least {need} nodes are here")
+        if now - self._short_since > self.config.timeout_s:
+            why = (
+                f"only {have} of at least {need} nodes with workers for {self.config.timeout_s:.0f} s: start the "
+                "missing ones, lower the minimum (--nnodes MIN:MAX) or raise --timeout"
+            )
+            self._end(Outcome(success=False, exit_code=EXIT_NO_WORLD, why=why))
+
+    def _end(self, outcome: Outcome) -> None:
+        if self.phase == "ended":
+            return
+        self.phase = "ended"
+        self.outcome = outcome
+        self._record("ended", outcome.why, success=outcome.success, exit_code=outcome.exit_code)
+        self._effects.append(End(outcome))
+
+    def _send_directives(self) -> None:
+        formed = self.world if self.phase != "forming" else None
+        for node in self.roster.nodes.values():
+            wanted = watch.directive_for(
+                node,
+                self.roster,
+                generation=self.generation,
+                stop_at_commit=self._stop_at_commit,
+                world=formed,
+                old_world=self.world,
+                outcome=self.outcome,
+            )
+            if node.sent != wanted:
+                node.sent = wanted
+                node.next_seq += 1
+                self._effects.append(Send(node.node, msgspec.structs.replace(wanted, seq=node.next_seq)))
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _runs_plain(self) -> bool:
+        return bool(self.roster.workers) and not self.roster.elastic and self.phase in ("forming", "running")
+
+    def _rank_of(self, worker: Worker) -> int:
+        members = self.world.members if self.world is not None else ()
+        return next((m.rank for m in members if m.worker == worker.worker), worker.spec.rank)
+
+    def _record(self, kind: str, why: str, **details: Any) -> None:
+        self._effects.append(Record(kind, why, {"generation": self.generation, **details}))

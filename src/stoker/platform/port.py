@@ -1,0 +1,36 @@
+"""The port: start a process, learn how it ended, end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+
+class Process(Protocol):
+    """A running worker."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def signal(self, signal_number: int) -> None:
+        """Send a signal to the worker and everything it started. Does nothing once it has ended."""
+        ...
+
+
+class Platform(Protocol):
+    """Starts worker processes."""
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        on_output: Callable[[str, bytes], None],
+        on_exit: Callable[[int | None, int | None], None],
+    ) -> Process:
+        """Start a process.
+
+        `on_output(stream, data)` gets what it prints, with stream `"stdout"` or `"stderr"`; `on_exit(code,
+        signal)` comes once, after the last output. Raises EnvironmentProblem if it cannot be started.
+        """
+        ...
