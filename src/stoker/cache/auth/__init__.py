@@ -1,0 +1,4 @@
+"""Who is asking, and may they.
+
+What does not belong here: routes, sockets.
+"""

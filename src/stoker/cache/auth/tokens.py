@@ -1,0 +1,90 @@
+"""Static bearer tokens: `TOKEN` opens every bucket, `TOKEN:BUCKET,…` opens those."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+
+from stoker.errors import ConfigError
+
+
+class Principal:
+    """Who a request speaks for. `buckets` are those that it may read; None means all, and administration."""
+
+    __slots__ = ("buckets", "name")
+
+    def __init__(self, name: str, buckets: frozenset[str] | None) -> None:
+        self.name = name
+        self.buckets = buckets
+
+    @property
+    def is_unrestricted(self) -> bool:
+        """Whether it may also administer the server."""
+        return self.buckets is None
+
+    def may_read(self, bucket: str) -> bool:
+        """Whether it may read this bucket."""
+        return self.buckets is None or bucket in self.buckets
+
+
+class TokenAuth:
+    """Checks `Authorization` headers. Without tokens everyone is let in: only ever right on loopback."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._principals: list[tuple[bytes, Principal]] = []
+        for number, text in enumerate(tokens):
+            token, colon, names = text.partition(":")
+            buckets = frozenset(name.strip() for name in names.split(",") if name.strip())
+            if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:
+                raise ConfigError(
+                    f"token {number + 1} must have 8 or more printable ASCII characters and no space"
+                )
+            if colon and not buckets:
+                raise ConfigError(
+                    f"token {number + 1} ends with ':' but names no bucket: write TOKEN:BUCKET,BUCKET"
+                )
+            self._principals.append(
+                (_digest(token), Principal(f"token-{number + 1}", buckets if colon else None))
+            )
+        self._anyone = None if self._principals else Principal("anyone", None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no token is needed."""
+        return self._anyone is not None
+
+    def check(self, authorization: str | None) -> Principal | None:
+        """The principal of an `Authorization` header; None if it proves nothing. Constant time over tokens."""
+        if self._anyone is not None:
+            return self._anyone
+        scheme, _, token = (authorization or "").partition(" ")
+        digest = _digest(token.strip())
+        found = None
+        for known, principal in self._principals:
+            if hmac.compare_digest(known, digest):
+                found = principal
+        return found if scheme.lower() == "bearer" else None
+
+
+def check_listen(host: str, auth: TokenAuth) -> None:
+    """Refuse to serve other machines without a token. Raises ConfigError."""
+    if auth.is_open and not is_loopback(host):
+        raise ConfigError(
+            f"refusing to listen on {host!r} without a token: give --token TOKEN, or listen on 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,4 @@
+"""Read through a cache server.
+
+What does not belong here: anything of the server's but its messages.
+"""

@@ -1,0 +1,120 @@
+"""One connection to a cache server, on a raw socket."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+from stoker.errors import ConfigError, WireError
+from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+class Endpoint:
+    """Where a server listens: `http://host:port` or `unix:///path`. Raises ConfigError."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a cache endpoint: {error}") from error
+        if parts.scheme == "unix" and parts.path and not parts.netloc:
+            self.path: str | None = parts.path
+            self.host, self.port = "localhost", 0
+        elif parts.scheme == "http" and parts.hostname and port and parts.path in ("", "/"):
+            self.path = None
+            self.host, self.port = parts.hostname, port
+        else:
+            raise ConfigError(f"{url!r} is not a cache endpoint: write http://HOST:PORT or unix:///PATH")
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connected socket. Raises OSError."""
+        if self.path is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(timeout_s)
+                sock.connect(self.path)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        sock = socket.create_connection((self.host, self.port), timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+
+class Connection:
+    """Sends a request and reads its response; not for two threads at once. All methods may raise OSError."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = b""
+        self.is_reusable = True
+        self.was_used = False
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def ask(self, request: bytes, timeout_s: float) -> ResponseHead:
+        """Send a request and read the head of the response. No silence is longer than `timeout_s`."""
+        self.is_reusable = False
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(request)
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > HEAD_BYTES_MAX:
+                raise WireError("the server's response head is too large")
+            self._buffer += self._receive()
+        head = parse_response_head(self._buffer[:end])
+        self._buffer = self._buffer[end + 4 :]
+        return head
+
+    def body(self, head: ResponseHead) -> bytes | bytearray:
+        """The whole body."""
+        length = head.content_length
+        body = self._chunks() if length is None else self._exactly(length)
+        self.is_reusable = not head.closes
+        self.was_used = True
+        return body
+
+    def _receive(self) -> bytes:
+        data = self._socket.recv(_RECEIVE_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return data
+
+    def _exactly(self, size_bytes: int) -> bytes | bytearray:
+        have = len(self._buffer)
+        if have >= size_bytes:
+            body = self._buffer[:size_bytes]
+            self._buffer = self._buffer[size_bytes:]
+            return body
+        buffer = bytearray(size_bytes)
+        buffer[:have] = self._buffer
+        self._buffer = b""
+        view = memoryview(buffer)
+        while have < size_bytes:
+            received = self._socket.recv_into(view[have:])
+            if not received:
+                raise ConnectionResetError("the server closed the connection in the middle of an object")
+            have += received
+        return buffer
+
+    def _chunks(self) -> bytearray:
+        body = bytearray()
+        while True:
+            while (end := self._buffer.find(b"\r\n")) < 0:
+                self._buffer += self._receive()
+            try:
+                size_bytes = int(self._buffer[:end], 16)
+            except ValueError as error:
+                raise WireError("the server sent a chunk without a size") from error
+            self._buffer = self._buffer[end + 2 :]
+            body += self._exactly(size_bytes)
+            if self._exactly(2) != b"\r\n":
+                raise WireError("the server sent a chunk of another size than it said")
+            if size_bytes == 0:
+                return body

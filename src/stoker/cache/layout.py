@@ -1,0 +1,70 @@
+"""Which blocks make up an object, and what their files are called. Pure.
+
+A block is `(bucket, key, version, index)` and never changes; what can change is the pointer from a key to
+its version, which is not kept here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+DEFAULT_BLOCK_SIZE_BYTES = 4 * 1024 * 1024
+
+
+class BlockId(NamedTuple):
+    """The identity of a block: one fixed-size piece of one version of one object."""
+
+    bucket: str
+    key: str
+    version: str
+    index: int
+
+
+class BlockSpan(NamedTuple):
+    """Bytes `[start, stop)` inside block number `index`."""
+
+    index: int
+    start: int
+    stop: int
+
+
+def block_count(size_bytes: int, block_size_bytes: int) -> int:
+    """How many blocks an object of this size has. An empty object has none."""
+    return -(-size_bytes // block_size_bytes)
+
+
+def block_bounds(size_bytes: int, block_size_bytes: int, index: int) -> tuple[int, int]:
+    """The bytes `[start, stop)` of the object that block `index` holds. Raises ValueError outside the object."""
+    start = index * block_size_bytes
+    if index < 0 or start >= size_bytes:
+        raise ValueError(f"an object of {size_bytes} bytes has no block {index}")
+    return start, min(start + block_size_bytes, size_bytes)
+
+
+def split(start: int, stop: int, block_size_bytes: int) -> list[BlockSpan]:
+    """The pieces of blocks that make up bytes `[start, stop)`, in order. Raises ValueError for a bad range."""
+    if start < 0 or stop < start:
+        raise ValueError(f"bytes [{start}, {stop}) are not a range")
+    spans = []
+    while start < stop:
+        index, inside = divmod(start, block_size_bytes)
+        size = min(block_size_bytes - inside, stop - start)
+        spans.append(BlockSpan(index, inside, inside + size))
+        start += size
+    return spans
+
+
+def block_name(block: BlockId) -> str:
+    """A file name (32 hex digits) that depends on the whole identity and on nothing that a user may choose."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in (block.bucket, block.key, block.version)]
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "big") + part)
+    digest.update(block.index.to_bytes(8, "big"))
+    return digest.hexdigest()
+
+
+def block_path(name: str) -> str:
+    """Where the file of that name lives below the blocks folder: spread over 256 folders."""
+    return f"{name[:2]}/{name}"

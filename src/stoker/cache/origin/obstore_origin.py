@@ -1,0 +1,150 @@
+"""S3 and its relatives through obstore (the Rust object_store library)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
+from stoker.errors import ConfigError, ObjectChanged, OriginError, StokerError
+from stoker.wire.cache_api import ObjectInfo
+
+# Query fields of an s3:// URL, what obstore calls them, and where the environment has them.
+_FIELDS = {
+    "endpoint": ("endpoint", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
+    "region": ("region", ("AWS_REGION", "AWS_DEFAULT_REGION")),
+    "access_key_id": ("access_key_id", ("AWS_ACCESS_KEY_ID",)),
+    "secret_access_key": ("secret_access_key", ("AWS_SECRET_ACCESS_KEY",)),
+    "session_token": ("session_token", ("AWS_SESSION_TOKEN",)),
+}
+
+
+def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> ObstoreOrigin:
+    """Open `s3://bucket/prefix`; `endpoint`, `region` and keys come from the query or from AWS_* variables.
+
+    Without keys, requests are not signed. Raises ConfigError, also if obstore is not installed.
+    """
+    try:
+        store_module = importlib.import_module("obstore.store")
+    except ImportError as error:
+        raise ConfigError(f"{url} needs the S3 extra: pip install 'stoker[s3]'") from error
+    unknown = sorted(set(query) - set(_FIELDS))
+    if unknown:
+        raise ConfigError(f"{url}: unknown query field {unknown[0]!r}; there are {', '.join(_FIELDS)}")
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise ConfigError(f"{url!r} names no bucket: write s3://bucket/prefix")
+    config: dict[str, Any] = {}
+    for field, (name, variables) in _FIELDS.items():
+        value = query.get(field) or next((environment[v] for v in variables if environment.get(v)), None)
+        if value:
+            config[name] = value
+    config.setdefault("region", "us-east-1")
+    if "access_key_id" not in config:
+        config["skip_signature"] = True
+    options = {"allow_http": config.get("endpoint", "").startswith("http://"), "timeout": "60s"}
+    retry = {"max_retries": 2, "retry_timeout": {"seconds": 20}}
+    try:
+        store = store_module.S3Store(
+            bucket, config=config, client_options=options, retry_config=_retry(retry)
+        )
+    except Exception as error:
+        raise ConfigError(f"cannot open {url}: {error}") from error
+    return ObstoreOrigin(url, store, prefix)
+
+
+def _retry(retry: dict[str, Any]) -> dict[str, Any]:
+    from datetime import timedelta
+
+    return {"max_retries": retry["max_retries"], "retry_timeout": timedelta(**retry["retry_timeout"])}
+
+
+class ObstoreOrigin:
+    """An obstore store below a prefix. The version of an object is its entity tag."""
+
+    def __init__(self, url: str, store: Any, prefix: str) -> None:
+        self.url = url
+        self.counters = OriginCounters()
+        self._api = importlib.import_module("obstore")
+        self._store = store
+        self._prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
+
+    async def stat(self, key: str) -> ObjectInfo:
+        self.counters.requests += 1
+        try:
+            return self._info(await self._api.head_async(self._store, self._path(key)))
+        except Exception as error:
+            raise self._wrap(key, error) from error
+
+    async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
+        self.counters.requests += 1
+        try:
+            options = {"range": (start, stop), "if_match": version}
+            answer = await self._api.get_async(self._store, self._path(key), options=options)
+            found = _version(answer.meta)
+            if found != version:
+                raise changed(self.url, key, version, found)
+            data = bytes(await answer.bytes_async())
+        except Exception as error:
+            raise self._wrap(key, error) from error
+        self.counters.bytes_read += len(data)
+        return check_length(self.url, key, data, start, stop)
+
+    async def list(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
+        # object_store lists by whole path segments, so the last part of the prefix is matched here.
+        folder = prefix.rpartition("/")[0]
+        offset = None if after is None else self._prefix + after
+        page: list[ObjectInfo] = []
+        try:
+            stream = self._api.list(
+                self._store, prefix=(self._prefix + folder) or None, offset=offset, chunk_size=1000
+            )
+            async for chunk in stream:
+                self.counters.requests += 1
+                for meta in chunk:
+                    info = self._info(meta)
+                    if not info.key.startswith(prefix) or (after is not None and info.key <= after):
+                        continue
+                    page.append(info)
+                    if len(page) == limit:
+                        yield page
+                        page = []
+        except Exception as error:
+            raise self._wrap(prefix, error) from error
+        if page:
+            yield page
+
+    async def close(self) -> None:
+        self._store = None
+
+    def _path(self, key: str) -> str:
+        # object_store would normalise these into another object's name.
+        if not key or any(part in ("", ".", "..") for part in key.split("/")):
+            raise not_found(self.url, key)
+        return self._prefix + key
+
+    def _info(self, meta: Any) -> ObjectInfo:
+        return ObjectInfo(meta["path"].removeprefix(self._prefix), int(meta["size"]), _version(meta))
+
+    def _wrap(self, key: str, error: Exception) -> StokerError:
+        if isinstance(error, (StokerError, asyncio.CancelledError)):
+            return error  # type: ignore[return-value]
+        if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
+            return not_found(self.url, key)
+        if type(error).__name__ == "PreconditionError":
+            return ObjectChanged(f"{key!r} in {self.url} changed while it was read")
+        return OriginError(f"{self.url}: {key!r}: {_first_line(error)}")
+
+
+def _version(meta: Any) -> str:
+    tag = meta.get("e_tag")
+    return str(tag) if tag else f"{meta['size']}-{meta['last_modified'].timestamp()}"
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -1,0 +1,80 @@
+"""Open an origin by its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from stoker.cache.origin.local import LocalOrigin
+from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.port import Origin
+from stoker.cache.origin.throttle import ThrottledOrigin
+from stoker.errors import ConfigError
+
+
+def open_origin(url: str, environment: Mapping[str, str] | None = None) -> Origin:
+    """The origin at `url`: a path, `file:///…`, `memory://name`, `s3://bucket/prefix`, or what fsspec knows.
+
+    `stoker_mbps` and `stoker_latency_ms` in the query put a limit in front of it. `environment` is where
+    the AWS_* variables are looked up. Raises ConfigError.
+    """
+    address, mbps, latency_ms, query = _split(url)
+    origin = _open(address, query, environment or {})
+    if mbps is None and latency_ms == 0.0:
+        return origin
+    return ThrottledOrigin(origin, mbps, latency_ms)
+
+
+def without_query(url: str) -> str:
+    """The URL as it may be shown: queries and user names can hold secrets."""
+    address = url.partition("?")[0]
+    scheme, separator, rest = address.partition("://")
+    if separator and "@" in rest.partition("/")[0]:
+        rest = rest.partition("@")[2]
+    return f"{scheme}{separator}{rest}"
+
+
+def _split(url: str) -> tuple[str, float | None, float, dict[str, str]]:
+    address, _, text = url.partition("?")
+    query = dict(parse_qsl(text, keep_blank_values=True))
+    mbps = _number(url, query, "stoker_mbps")
+    latency_ms = _number(url, query, "stoker_latency_ms")
+    if mbps == 0.0:
+        raise ConfigError(f"stoker_mbps in {without_query(url)!r} must be more than 0")
+    return address, mbps, latency_ms or 0.0, query
+
+
+def _number(url: str, query: dict[str, str], name: str) -> float | None:
+    text = query.pop(name, None)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e9:
+        raise ConfigError(f"{name} in {without_query(url)!r} is not a number of 0 or more: {text!r}")
+    return value
+
+
+def _open(address: str, query: dict[str, str], environment: Mapping[str, str]) -> Origin:
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        if not address:
+            raise ConfigError("the origin URL is empty; write a folder, or a URL such as s3://bucket/prefix")
+        return LocalOrigin(address)
+    if scheme == "file":
+        parts = urlsplit(address.replace("#", "%23"))
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigError(f"{address!r} names a host; a file URL has three slashes: file:///dir/")
+        return LocalOrigin(unquote(parts.path))
+    if scheme == "memory":
+        return MemoryOrigin(rest)
+    if scheme == "s3":
+        # Imported only when asked for: obstore and fsspec are slow to import and s3 is an extra.
+        from stoker.cache.origin.obstore_origin import open_s3
+
+        return open_s3(address, query, environment)
+    from stoker.cache.origin.fsspec_origin import FsspecOrigin
+
+    return FsspecOrigin(address + (f"?{urlencode(query)}" if query else ""))

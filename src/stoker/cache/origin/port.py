@@ -1,0 +1,72 @@
+"""The origin port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from stoker.errors import ObjectChanged, ObjectNotFound, ShortBody
+from stoker.wire.cache_api import ObjectInfo
+
+
+class OriginCounters:
+    """Requests made, and bytes of object content received, since the origin was opened."""
+
+    __slots__ = ("bytes_read", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes_read = 0
+
+
+class Origin(Protocol):
+    """Remote storage, read only. Every method may raise OriginError."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, for people, without secrets."""
+        ...
+
+    @property
+    def counters(self) -> OriginCounters:
+        """What it has cost so far."""
+        ...
+
+    async def stat(self, key: str) -> ObjectInfo:
+        """Size and version of an object. Raises ObjectNotFound."""
+        ...
+
+    async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
+        """Bytes `[start, stop)` of that version: exactly so many, of exactly that version.
+
+        Raises ObjectNotFound, ObjectChanged if the object is another version now, ShortBody if the origin
+        sent another number of bytes.
+        """
+        ...
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
+        """Pages of at most `limit` objects, sorted by key: those under `prefix` that come after `after`."""
+        ...
+
+    async def close(self) -> None:
+        """Give up connections. The origin is not used afterwards."""
+        ...
+
+
+def not_found(url: str, key: str) -> ObjectNotFound:
+    """The error for a key that is not there."""
+    return ObjectNotFound(f"no object {key!r} in {url}")
+
+
+def changed(url: str, key: str, wanted: str, found: str) -> ObjectChanged:
+    """The error for an object that is another version now."""
+    return ObjectChanged(f"{key!r} in {url} changed: version {wanted} was opened, {found} is there now")
+
+
+def check_length(url: str, key: str, data: bytes, start: int, stop: int) -> bytes:
+    """Return `data` if it is as long as asked. Raises ShortBody."""
+    if len(data) != stop - start:
+        raise ShortBody(f"{url} sent {len(data)} bytes of {key!r} where [{start}, {stop}) is {stop - start}")
+    return data

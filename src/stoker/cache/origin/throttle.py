@@ -1,0 +1,62 @@
+"""A limit on bandwidth and latency in front of any origin: `?stoker_mbps=20&stoker_latency_ms=2`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from stoker.base.clock import Clock, SystemClock
+from stoker.cache.origin.port import Origin, OriginCounters
+from stoker.wire.cache_api import ObjectInfo
+
+_BURST_S = 0.02
+
+
+class ThrottledOrigin:
+    """All reads through this object share `mbps` megabits a second; each request takes `latency_ms` more."""
+
+    def __init__(
+        self, origin: Origin, mbps: float | None = None, latency_ms: float = 0.0, clock: Clock | None = None
+    ) -> None:
+        self._origin = origin
+        self._bytes_per_s = None if mbps is None else mbps * 125_000.0
+        self._latency_s = latency_ms / 1000.0
+        self._clock = clock or SystemClock()
+        self._free_at = self._clock.now()
+
+    @property
+    def url(self) -> str:
+        return self._origin.url
+
+    @property
+    def counters(self) -> OriginCounters:
+        return self._origin.counters
+
+    async def stat(self, key: str) -> ObjectInfo:
+        await self._wait(0)
+        return await self._origin.stat(key)
+
+    async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
+        await self._wait(stop - start)
+        return await self._origin.read(key, start, stop, version)
+
+    async def list(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
+        async with aclosing(self._origin.list(prefix, after, limit)) as pages:
+            async for page in pages:
+                await self._wait(0)
+                yield page
+
+    async def close(self) -> None:
+        await self._origin.close()
+
+    async def _wait(self, size_bytes: int) -> None:
+        now = self._clock.now()
+        delay_s = self._latency_s
+        if self._bytes_per_s is not None and size_bytes:
+            self._free_at = max(self._free_at, now - _BURST_S) + size_bytes / self._bytes_per_s
+            delay_s = max(delay_s, self._free_at - now + self._latency_s)
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)

@@ -1,0 +1,142 @@
+"""The server's own routes: status, health, lists, buckets, refresh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from stoker.base.ids import check_name
+from stoker.cache.evict import POLICIES
+from stoker.cache.origin.open import without_query
+from stoker.cache.server.engine import Engine
+from stoker.cache.server.port import Answer, Request
+from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
+from stoker.wire.cache_api import (
+    JSON,
+    LIST_LIMIT_MAX,
+    MSGPACK,
+    RESERVED_BUCKETS,
+    BucketSpec,
+    BucketStatus,
+    CacheStatus,
+    ObjectPage,
+    Refreshed,
+)
+from stoker.wire.http import split_target
+
+
+class Admin:
+    """Answers for one engine. `uptime_s` and `notes` are asked for each status."""
+
+    def __init__(
+        self, engine: Engine, version: str, uptime_s: Callable[[], float], notes: Callable[[], list[str]]
+    ) -> None:
+        self._engine = engine
+        self._version = version
+        self._uptime_s = uptime_s
+        self._notes = notes
+
+    async def answer(self, request: Request, answer: Answer) -> None:
+        _, path, query = split_target(request.target)
+        route, _, name = path.partition("/")
+        match request.method, route:
+            case "GET" | "HEAD", "health":
+                _reply(request, answer, {"status": "ok"})
+            case "GET", "status":
+                _reply(request, answer, self.status(request))
+            case "GET", "list":
+                _reply(request, answer, await self._list(request, name, query))
+            case "POST", "refresh":
+                bucket = self._engine.bucket(_readable(request, name))
+                _reply(request, answer, Refreshed(self._engine.refresh(bucket, query.get("prefix", ""))))
+            case "PUT", "buckets":
+                _needs_all(request)
+                spec = check_bucket(name, msgspec.json.decode(request.body, type=BucketSpec))
+                _reply(request, answer, spec, 201 if self._engine.add_bucket(name, spec) else 200)
+            case _:
+                raise ObjectNotFound(f"there is no {request.method} /-/{path}")
+
+    def status(self, request: Request) -> CacheStatus:
+        """Figures of the buckets that the asker may read."""
+        engine = self._engine
+        held = engine.shelf.held_by_bucket()
+        rows = []
+        for name, bucket in sorted(engine.buckets.items()):
+            if not request.principal.may_read(name):
+                continue
+            blocks, held_bytes = held.get(name, (0, 0))
+            counters = bucket.origin.counters
+            rows.append(
+                BucketStatus(
+                    name=name, origin=without_query(bucket.spec.origin_url), policy=bucket.spec.policy,
+                    held_bytes=held_bytes, held_blocks=blocks, hits=bucket.hits, misses=bucket.misses,
+                    hit_bytes=bucket.hit_bytes, origin_bytes=counters.bytes_read,
+                    origin_requests=counters.requests,
+                )
+            )  # fmt: skip
+        problem = engine.shelf.problem
+        return CacheStatus(
+            version=self._version,
+            state="ok" if problem is None else "pass-through",
+            uptime_s=round(self._uptime_s(), 3),
+            capacity_bytes=engine.shelf.limit_bytes,
+            held_bytes=engine.shelf.held_bytes,
+            held_blocks=len(engine.shelf),
+            hits=sum(row.hits for row in rows),
+            misses=sum(row.misses for row in rows),
+            hit_bytes=sum(row.hit_bytes for row in rows),
+            origin_bytes=sum(row.origin_bytes for row in rows),
+            origin_requests=sum(row.origin_requests for row in rows),
+            buckets=rows,
+            notes=[*self._notes(), *([] if problem is None else [problem])],
+        )
+
+    async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:
+        bucket = self._engine.bucket(_readable(request, name))
+        text = query.get("limit", "1000")
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LIST_LIMIT_MAX):
+            raise ConfigError(f"limit must be 1 to {LIST_LIMIT_MAX}, not {text!r}")
+        limit = int(text)
+        async with aclosing(
+            self._engine.list(bucket, query.get("prefix", ""), query.get("after"), limit)
+        ) as pages:
+            async for page in pages:
+                return ObjectPage(page, page[-1].key if len(page) == limit else None)
+        return ObjectPage([])
+
+
+def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
+    """Return `spec` if a bucket of that name and kind can be. Raises ConfigError."""
+    if name in RESERVED_BUCKETS:
+        raise ConfigError(f"{name!r} is a reserved bucket name")
+    try:
+        check_name("bucket", name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if spec.policy not in POLICIES:
+        raise ConfigError(f"{spec.policy!r} is not an eviction policy; there are {', '.join(POLICIES)}")
+    if spec.ttl_s < 0 or spec.stale_if_error_s < 0:
+        raise ConfigError("ttl_s and stale_if_error_s must not be negative")
+    return spec
+
+
+def _readable(request: Request, name: str) -> str:
+    if not request.principal.may_read(name):
+        raise AccessDenied(f"this token may not read the bucket {name!r}")
+    return name
+
+
+def _needs_all(request: Request) -> None:
+    if not request.principal.is_unrestricted:
+        raise AccessDenied("adding buckets needs a token that opens every bucket")
+
+
+def _reply(request: Request, answer: Answer, value: Any, status: int = 200) -> None:
+    kind = MSGPACK if request.header(b"accept") == MSGPACK else JSON
+    body = msgspec.msgpack.encode(value) if kind == MSGPACK else msgspec.json.encode(value)
+    answer.start(status, [("Content-Type", kind)], len(body))
+    answer.data(body)
+    answer.finish()

@@ -1,0 +1,197 @@
+"""POST /-/read: many whole objects in one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from stoker.cache.layout import BlockSpan, block_bounds, block_count
+from stoker.cache.server.engine import Bucket, Engine, Pointer
+from stoker.cache.server.port import Answer, Request
+from stoker.cache.server.serve import send_block
+from stoker.cache.store.shelf import HOT_BLOCK_BYTES_MAX, Held
+from stoker.errors import AccessDenied, ConfigError, CorruptBlock, ObjectChanged, StokerError
+from stoker.wire.cache_api import (
+    FRAME,
+    FRAME_DATA,
+    FRAME_ERROR,
+    FRAME_LAST,
+    MSGPACK,
+    READ_KEYS_MAX,
+    ErrorBody,
+    ReadRequest,
+    code_of,
+)
+from stoker.wire.http import check_key
+
+_WINDOW_KEYS = 128
+_AT_ONCE_BYTES = 4 * 1024 * 1024
+_decoder = msgspec.msgpack.Decoder(ReadRequest)
+
+_First = tuple[Pointer, Held | bytes | None]
+
+
+class BatchReader:
+    """Answers batches for one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def answer(self, request: Request, answer: Answer) -> None:
+        """Errors of a key go into its frames; ConfigError, ObjectNotFound and AccessDenied are the batch's."""
+        wanted = _decoder.decode(request.body)
+        if not request.principal.may_read(wanted.bucket):
+            raise AccessDenied(f"this token may not read the bucket {wanted.bucket!r}")
+        if len(wanted.keys) > READ_KEYS_MAX:
+            raise ConfigError(f"a batch has at most {READ_KEYS_MAX} keys, not {len(wanted.keys)}")
+        bucket = self._engine.bucket(wanted.bucket)
+        parts = self._all_in_memory(bucket, wanted.keys)
+        if parts is not None:
+            body = b"".join(parts)
+            answer.start(200, [("Content-Type", MSGPACK)], len(body))
+            answer.data(body)
+        else:
+            answer.start(200, [("Content-Type", MSGPACK)], None)
+            await self._stream(bucket, wanted.keys, answer)
+        answer.finish()
+
+    def _all_in_memory(self, bucket: Bucket, keys: list[str]) -> list[bytes] | None:
+        """All frames, if every object is small and here; None otherwise."""
+        parts: list[bytes] = []
+        fresh, find, bytes_of = self._engine.fresh, self._engine.shelf.find, self._engine.shelf.bytes_of
+        size_bytes = 0
+        for key in keys:
+            pointer = fresh(bucket, key)
+            if pointer is None or pointer.size_bytes > HOT_BLOCK_BYTES_MAX:
+                return None
+            data = b""
+            if pointer.size_bytes:
+                held = find(pointer.first_block)
+                if held is None:
+                    return None
+                try:
+                    data = held.hot or bytes_of(held)
+                except CorruptBlock:
+                    return None
+            size_bytes += len(data)
+            if size_bytes > _AT_ONCE_BYTES:
+                return None
+            parts.append(FRAME.pack(FRAME_LAST, len(data)))
+            parts.append(data)
+        bucket.hits += len(keys)
+        bucket.hit_bytes += size_bytes
+        return parts
+
+    async def _stream(self, bucket: Bucket, keys: list[str], answer: Answer) -> None:
+        coming: deque[tuple[str, asyncio.Task[_First] | _First]] = deque()
+        rest: Iterator[str] = iter(keys)
+        gathered: list[bytes] = []
+        gathered_bytes = 0
+        try:
+            while True:
+                while len(coming) < _WINDOW_KEYS and (key := next(rest, None)) is not None:
+                    coming.append((key, self._at_once(bucket, key) or self._begin(bucket, key)))
+                if not coming:
+                    break
+                key, first = coming[0]
+                if gathered and (
+                    gathered_bytes > 256 * 1024 or (isinstance(first, asyncio.Task) and not first.done())
+                ):
+                    answer.data(b"".join(gathered))
+                    gathered, gathered_bytes = [], 0
+                    await answer.drain()
+                small = await self._item(bucket, key, first, answer, gathered)
+                coming.popleft()
+                gathered_bytes += small
+        finally:
+            tasks = [first for _, first in coming if isinstance(first, asyncio.Task)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        answer.data(b"".join(gathered))
+
+    def _at_once(self, bucket: Bucket, key: str) -> _First | None:
+        pointer = self._engine.fresh(bucket, key)
+        if pointer is None:
+            return None
+        if pointer.size_bytes == 0:
+            return pointer, None
+        held = self._engine.shelf.find(pointer.first_block)
+        if held is None or not (held.is_verified or held.size_bytes <= HOT_BLOCK_BYTES_MAX):
+            return None
+        return pointer, held
+
+    def _begin(self, bucket: Bucket, key: str) -> asyncio.Task[_First]:
+        return asyncio.get_running_loop().create_task(self._first(bucket, key))
+
+    async def _first(self, bucket: Bucket, key: str) -> _First:
+        check_key(key)
+        for attempt in (1, 2):
+            pointer = await self._engine.locate(bucket, key)
+            if pointer.size_bytes == 0:
+                return pointer, None
+            try:
+                return pointer, await self._engine.block(pointer, 0)
+            except ObjectChanged:
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _item(
+        self,
+        bucket: Bucket,
+        key: str,
+        first: asyncio.Task[_First] | _First,
+        answer: Answer,
+        gathered: list[bytes],
+    ) -> int:
+        """Write one key's frames, or gather them if they are small; returns the bytes gathered."""
+        try:
+            pointer, block = await first if isinstance(first, asyncio.Task) else first
+            count = block_count(pointer.size_bytes, self._engine.block_size_bytes)
+            if count <= 1 and pointer.size_bytes <= HOT_BLOCK_BYTES_MAX:
+                data = await self._small(pointer, block)
+                gathered += (FRAME.pack(FRAME_LAST, len(data)), data)
+                self._count(bucket, isinstance(block, bytes), len(data))
+                return len(data)
+            if gathered:
+                answer.data(b"".join(gathered))
+                gathered.clear()
+            is_miss = False
+            for index in range(count):
+                start, stop = block_bounds(pointer.size_bytes, self._engine.block_size_bytes, index)
+                if index:
+                    block = await self._engine.block(pointer, index)
+                assert block is not None
+                is_miss = is_miss or isinstance(block, bytes)
+                answer.data(FRAME.pack(FRAME_LAST if index == count - 1 else FRAME_DATA, stop - start))
+                await send_block(self._engine, pointer, BlockSpan(index, 0, stop - start), block, answer)
+                await answer.drain()
+            self._count(bucket, is_miss, pointer.size_bytes)
+        except StokerError as error:
+            body = msgspec.msgpack.encode(ErrorBody(code_of(error), str(error)))
+            gathered += (FRAME.pack(FRAME_ERROR, len(body)), body)
+        return 0
+
+    async def _small(self, pointer: Pointer, block: Held | bytes | None) -> bytes:
+        if block is None:
+            return b""
+        if isinstance(block, bytes):
+            return block
+        held = self._engine.shelf.find(block.block)
+        try:
+            if held is not None:
+                return self._engine.shelf.bytes_of(held)
+        except CorruptBlock:
+            pass
+        return await self._engine.fetch(pointer, 0)
+
+    def _count(self, bucket: Bucket, is_miss: bool, size_bytes: int) -> None:
+        if is_miss:
+            bucket.misses += 1
+        else:
+            bucket.hits += 1
+            bucket.hit_bytes += size_bytes

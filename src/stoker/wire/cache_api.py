@@ -1,0 +1,159 @@
+"""What cache clients and servers say to each other.
+
+Routes (all else under `/BUCKET/KEY` is an object):
+
+    GET, HEAD /BUCKET/KEY                          the object or a range of it; ETag is its version
+    GET  /-/health                                 200 while the server serves
+    GET  /-/status                                 CacheStatus as JSON
+    GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
+    POST /-/read                                   ReadRequest -> frames
+    PUT  /-/buckets/NAME                           BucketSpec; adds a bucket
+    POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
+
+A frame is a kind (u8), a length (u32, big endian) and that many bytes. The frames of one key are DATA*
+then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
+voids the DATA frames of its key.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from stoker import errors
+
+OWN_PREFIX = "/-/"
+RESERVED_BUCKETS = frozenset({"-", "blob"})
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+
+FRAME = struct.Struct("!BI")
+FRAME_DATA = 0
+FRAME_LAST = 1
+FRAME_ERROR = 2
+
+READ_KEYS_MAX = 65536
+LIST_LIMIT_MAX = 10_000
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """One object as the origin describes it. `version` names its content."""
+
+    key: str
+    size_bytes: int
+    version: str
+
+
+class ObjectPage(msgspec.Struct, frozen=True):
+    """Objects sorted by key. `after` is what to ask the next page with; None after the last."""
+
+    objects: list[ObjectInfo]
+    after: str | None = None
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """Whole objects of one bucket, to be answered in this order."""
+
+    bucket: str
+    keys: list[str]
+
+
+class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A bucket: where its objects come from and how they are kept."""
+
+    origin_url: str
+    policy: str = "lru"
+    ttl_s: float = 3600.0
+    stale_if_error_s: float = 86400.0
+
+
+class Refreshed(msgspec.Struct, frozen=True):
+    """How many pointers were dropped."""
+
+    dropped: int
+
+
+class BucketStatus(msgspec.Struct, frozen=True):
+    """Figures of one bucket since the server started."""
+
+    name: str
+    origin: str
+    policy: str
+    held_bytes: int
+    held_blocks: int
+    hits: int
+    misses: int
+    hit_bytes: int
+    origin_bytes: int
+    origin_requests: int
+
+
+class CacheStatus(msgspec.Struct, frozen=True):
+    """Figures of one server since it started. `hits` and `misses` count objects asked for, not blocks."""
+
+    version: str
+    state: str
+    uptime_s: float
+    capacity_bytes: int
+    held_bytes: int
+    held_blocks: int
+    hits: int
+    misses: int
+    hit_bytes: int
+    origin_bytes: int
+    origin_requests: int
+    buckets: list[BucketStatus]
+    notes: list[str] = []
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Why a request failed. `code` is one of ERROR_CODES."""
+
+    code: str
+    message: str
+
+
+class ErrorCode(NamedTuple):
+    """How an error travels: its HTTP status and the class that the client raises."""
+
+    status: int
+    error: type[errors.StokerError]
+
+
+# Most derived classes first: the first that an error is an instance of is its code.
+ERROR_CODES: dict[str, ErrorCode] = {
+    "not_found": ErrorCode(404, errors.ObjectNotFound),
+    "changed": ErrorCode(412, errors.ObjectChanged),
+    "corrupt": ErrorCode(502, errors.CorruptBlock),
+    "unavailable": ErrorCode(503, errors.CacheUnavailable),
+    "short_body": ErrorCode(502, errors.ShortBody),
+    "origin": ErrorCode(502, errors.OriginError),
+    "denied": ErrorCode(403, errors.AccessDenied),
+    "no_token": ErrorCode(401, errors.AccessDenied),
+    "environment": ErrorCode(503, errors.EnvironmentProblem),
+    "bad_request": ErrorCode(400, errors.ConfigError),
+    "method": ErrorCode(405, errors.WireError),
+    "range": ErrorCode(416, errors.WireError),
+    "timeout": ErrorCode(504, errors.OriginError),
+    "too_large": ErrorCode(413, errors.WireError),
+    "header_too_large": ErrorCode(431, errors.WireError),
+    "conflict": ErrorCode(409, errors.ConfigError),
+    "protocol": ErrorCode(400, errors.WireError),
+    "failed": ErrorCode(500, errors.CacheError),
+}
+
+
+def code_of(error: errors.StokerError) -> str:
+    """The code under which this error travels."""
+    for code, entry in ERROR_CODES.items():
+        if isinstance(error, entry.error):
+            return code
+    return "failed"
+
+
+def error_of(body: ErrorBody) -> errors.StokerError:
+    """The typed error that a client raises for an error body; an unknown code is a CacheError."""
+    entry = ERROR_CODES.get(body.code)
+    return errors.CacheError(body.message) if entry is None else entry.error(body.message)
