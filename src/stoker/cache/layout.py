@@ -18,13 +18,13 @@ class BlockId(NamedTuple):
     bucket: str
     key: str
     version: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
 
 class BlockSpan(NamedTuple):
     """Bytes `[start, stop)` inside block number `index`."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     start: int
     stop: int
 
@@ -35,7 +35,7 @@ def block_count(size_bytes: int, block_size_bytes: int) -> int:
 
 
 def block_bounds(size_bytes: int, block_size_bytes: int, index: int) -> tuple[int, int]:
-    """The bytes `[start, stop)` of the object that block `index` holds. Raises ValueError outside the object."""
+    """The bytes `[start, stop)` that block `index` holds. Raises ValueError outside the object."""
     start = index * block_size_bytes
     if index < 0 or start >= size_bytes:
         raise ValueError(f"an object of {size_bytes} bytes has no block {index}")
@@ -43,7 +43,7 @@ def block_bounds(size_bytes: int, block_size_bytes: int, index: int) -> tuple[in
 
 
 def split(start: int, stop: int, block_size_bytes: int) -> list[BlockSpan]:
-    """The pieces of blocks that make up bytes `[start, stop)`, in order. Raises ValueError for a bad range."""
+    """The pieces of blocks that make up bytes `[start, stop)`, in order. Raises ValueError."""
     if start < 0 or stop < start:
         raise ValueError(f"bytes [{start}, {stop}) are not a range")
     spans = []
@@ -56,7 +56,7 @@ def split(start: int, stop: int, block_size_bytes: int) -> list[BlockSpan]:
 
 
 def block_name(block: BlockId) -> str:
-    """A file name (32 hex digits) that depends on the whole identity and on nothing that a user may choose."""
+    """A file name (32 hex digits) that depends on the whole identity and cannot be chosen."""
     parts = [part.encode("utf-8", "surrogatepass") for part in (block.bucket, block.key, block.version)]
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:

@@ -56,7 +56,7 @@ class TokenAuth:
         return self._anyone is not None
 
     def check(self, authorization: str | None) -> Principal | None:
-        """The principal of an `Authorization` header; None if it proves nothing. Constant time over tokens."""
+        """The principal of an `Authorization` header; None if it proves nothing. In constant time."""
         if self._anyone is not None:
             return self._anyone
         scheme, _, token = (authorization or "").partition(" ")

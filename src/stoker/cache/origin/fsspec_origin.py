@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import fsspec
@@ -44,7 +44,8 @@ class FsspecOrigin:
 
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
-        return await self._call(key, self._stat)
+        found: ObjectInfo = await self._call(key, self._stat)
+        return found
 
     async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
         self.counters.requests += 2
@@ -59,11 +60,11 @@ class FsspecOrigin:
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
         self.counters.requests += 1
-        found: list[ObjectInfo] = await self._call(prefix, self._list)
+        found: Sequence[ObjectInfo] = await self._call(prefix, self._list)
         keys = [info.key for info in found]
         first = 0 if after is None else bisect.bisect_right(keys, after)
         for start in range(first, len(found), limit):
-            yield found[start : start + limit]
+            yield [*found[start : start + limit]]
 
     async def close(self) -> None:
         self._fs = None
@@ -92,7 +93,7 @@ class FsspecOrigin:
     def _read(self, key: str, start: int, stop: int) -> bytes:
         return bytes(self._fs.cat_file(self._path(key), start=start, end=stop))
 
-    def _list(self, prefix: str) -> list[ObjectInfo]:
+    def _list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
         base = self._path(folder) if folder else self._root
         try:

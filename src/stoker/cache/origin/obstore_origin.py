@@ -132,7 +132,7 @@ class ObstoreOrigin:
 
     def _wrap(self, key: str, error: Exception) -> StokerError:
         if isinstance(error, (StokerError, asyncio.CancelledError)):
-            return error  # type: ignore[return-value]
+            return error
         if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
             return not_found(self.url, key)
         if type(error).__name__ == "PreconditionError":

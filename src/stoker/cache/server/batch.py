@@ -41,7 +41,7 @@ class BatchReader:
         self._engine = engine
 
     async def answer(self, request: Request, answer: Answer) -> None:
-        """Errors of a key go into its frames; ConfigError, ObjectNotFound and AccessDenied are the batch's."""
+        """Errors of a key go into its frames; ConfigError, ObjectNotFound, AccessDenied are the batch's."""
         wanted = _decoder.decode(request.body)
         if not request.principal.may_read(wanted.bucket):
             raise AccessDenied(f"this token may not read the bucket {wanted.bucket!r}")

@@ -1,0 +1,210 @@
+"""`stoker cache …`: run a cache server, and ask one how it is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.base.units import format_bytes, format_duration, parse_size_bytes
+from stoker.cache.client.client import CacheClient
+from stoker.cache.server.admin import check_bucket
+from stoker.cache.server.server import Listening, ServerSettings, serve
+from stoker.errors import ConfigError
+from stoker.settings import cache_settings, environment
+from stoker.wire.cache_api import BucketSpec, CacheStatus
+
+_SERVE_EXAMPLES = """\
+examples:
+  stoker cache serve --dir /var/cache/stoker --capacity 20GB --bucket train=/data/train
+  stoker cache serve --listen 0.0.0.0:7070 --token s3cret-token --dir /ssd/cache --capacity 2TB \\
+      --bucket images=s3://my-bucket/images --policy images=uniform
+  stoker cache serve --config cache.toml
+
+The file says the same, and arguments beat it:
+  listen = "127.0.0.1:7070"
+  dir = "/ssd/cache"
+  capacity = "2TB"
+  tokens = ["s3cret-token", "other-token:images"]
+  [buckets.images]
+  origin_url = "s3://my-bucket/images"
+  policy = "uniform"        # lru (default) or uniform
+  ttl_s = 3600.0
+  stale_if_error_s = 86400.0
+
+Objects are then at http://HOST:PORT/BUCKET/KEY. Stop it with Ctrl-C or SIGTERM: it finishes what was asked
+and exits with 0.
+"""
+_STATUS_EXAMPLES = """\
+examples:
+  stoker cache status --endpoint http://127.0.0.1:7070
+  stoker cache status --endpoint unix:///run/stoker/cache.sock --token s3cret-token --json
+
+Without --endpoint and --token, STOKER_CACHE_ENDPOINT and STOKER_CACHE_TOKEN say where.
+"""
+
+
+class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
+    """What `--config FILE` may say."""
+
+    listen: str | None = None
+    unix: str | None = None
+    dir: str | None = None
+    capacity: str | int | None = None
+    tokens: list[str] = []
+    buckets: dict[str, BucketSpec] = {}
+
+
+def add_cache_parser(subparsers: Any) -> None:
+    """Add `stoker cache` to a parser's subcommands; each leaf sets `handler`."""
+    cache = subparsers.add_parser("cache", help="run a dataset cache server, or ask one how it is")
+    commands = cache.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+    server = commands.add_parser(
+        "serve", help="serve buckets from a folder", epilog=_SERVE_EXAMPLES, formatter_class=raw
+    )
+    server.add_argument(
+        "--listen", metavar="HOST:PORT", help="default 127.0.0.1:7070; port 0 takes a free one"
+    )
+    server.add_argument("--unix", metavar="PATH", help="a Unix socket to listen on as well")
+    server.add_argument("--dir", metavar="DIR", help="where blocks are kept; one server each")
+    server.add_argument("--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB")
+    server.add_argument(
+        "--bucket", metavar="NAME=ORIGIN_URL", action="append", default=[], help="a bucket to serve (repeats)"
+    )
+    server.add_argument(
+        "--token", metavar="TOKEN[:BUCKET,…]", action="append", default=[],
+        help="who may read: everything, or only these buckets (repeats)",
+    )  # fmt: skip
+    server.add_argument(
+        "--policy",
+        metavar="NAME=POLICY",
+        action="append",
+        default=[],
+        help="lru or uniform for a bucket (repeats)",
+    )
+    server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
+    server.set_defaults(handler=_serve)
+    status = commands.add_parser(
+        "status", help="show a server's figures", epilog=_STATUS_EXAMPLES, formatter_class=raw
+    )
+    status.add_argument("--endpoint", metavar="URL", help="http://HOST:PORT or unix:///PATH")
+    status.add_argument("--token", metavar="TOKEN")
+    status.add_argument("--timeout", metavar="SECONDS", type=float, default=10.0)
+    status.add_argument("--json", action="store_true", help="one JSON object")
+    status.set_defaults(handler=_status)
+
+
+def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
+    """The settings that arguments and file say together. Raises ConfigError."""
+    file = _read_file(arguments.config)
+    host, port = _split_listen(arguments.listen or file.listen or "127.0.0.1:7070")
+    folder = arguments.dir or file.dir
+    if folder is None:
+        raise ConfigError("say where blocks are kept: --dir DIR")
+    capacity = arguments.capacity if arguments.capacity is not None else file.capacity
+    if capacity is None:
+        raise ConfigError("say how much disk the cache may take: --capacity 20GB")
+    buckets = dict(file.buckets)
+    for text in arguments.bucket:
+        name, url = _split_pair("--bucket", text)
+        known = buckets.get(name)
+        buckets[name] = BucketSpec(url) if known is None else msgspec.structs.replace(known, origin_url=url)
+    for text in arguments.policy:
+        name, policy = _split_pair("--policy", text)
+        if name not in buckets:
+            raise ConfigError(f"--policy {text}: there is no bucket {name!r}; add --bucket {name}=ORIGIN_URL")
+        buckets[name] = msgspec.structs.replace(buckets[name], policy=policy)
+    for name, spec in buckets.items():
+        check_bucket(name, spec)
+    return ServerSettings(
+        folder=Path(folder),
+        capacity_bytes=_size(capacity),
+        host=host,
+        port=port,
+        unix_path=arguments.unix or file.unix,
+        buckets=buckets,
+        tokens=arguments.token or file.tokens,
+        environment=environment(),
+    )
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    serve(serve_settings(arguments), _announce, lambda _: None)
+    return 0
+
+
+def _announce(listening: Listening) -> None:
+    for note in listening.notes:
+        print(f"note: {note}", file=sys.stderr)
+    also = f" and unix://{listening.unix_path}" if listening.unix_path else ""
+    print(f"serving at {listening.endpoint}{also}", flush=True)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    settings = cache_settings()
+    endpoint = arguments.endpoint or settings.endpoint
+    if endpoint is None:
+        raise ConfigError("say which server: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT")
+    with CacheClient(endpoint, arguments.token or settings.token, timeout_s=arguments.timeout) as client:
+        status = client.status()
+    print(msgspec.json.encode(status).decode() if arguments.json else describe(endpoint, status))
+    return 0
+
+
+def describe(endpoint: str, status: CacheStatus) -> str:
+    """A server's figures for people."""
+    asked = status.hits + status.misses
+    lines = [
+        f"{endpoint}  {status.state}  up {format_duration(status.uptime_s)}  version {status.version}",
+        f"  held {format_bytes(status.held_bytes)} of {format_bytes(status.capacity_bytes)} "
+        f"in {status.held_blocks} blocks",
+        f"  {asked} objects read, {status.hits / asked:.1%} from the cache"
+        if asked
+        else "  nothing read yet",
+    ]
+    lines += [
+        f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
+        f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
+        f"requests  {bucket.origin}"
+        for bucket in status.buckets
+    ]
+    lines += [f"  note: {note}" for note in status.notes]
+    return "\n".join(lines)
+
+
+def _read_file(path: str | None) -> ServeFile:
+    if path is None:
+        return ServeFile()
+    try:
+        with open(path, "rb") as file:
+            return msgspec.convert(tomllib.load(file), ServeFile)
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+
+
+def _split_listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConfigError(f"--listen {text!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def _split_pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ConfigError(f"{option} {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _size(text: str | int) -> int:
+    try:
+        return text if isinstance(text, int) else parse_size_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"--capacity: {error}") from error
