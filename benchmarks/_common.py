@@ -30,7 +30,8 @@ def machine() -> str:
             )
     except OSError:
         pass
-    return f"{os.cpu_count()} x {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    system = f"{platform.system()} {platform.release()}"
+    return f"{os.cpu_count()} x {model}, {system}, Python {platform.python_version()}"
 
 
 def commit() -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.connection import Connection, Endpoint
-from stoker.errors import CacheUnavailable, StokerError, WireError
+from stoker.errors import CacheUnavailable, OriginError, StokerError, WireError
 from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
     MSGPACK,
@@ -102,6 +102,13 @@ class CacheClient:
 
     def list_objects(self, bucket: str, prefix: str = "") -> list[ObjectInfo]:
         """All objects whose keys start with `prefix`, sorted by key. Raises ObjectNotFound for the bucket."""
+        try:
+            return self._list_once(bucket, prefix)
+        except OriginError:
+            # Among others: an origin that lists out of order is only noticed on the way.
+            return self._list_once(bucket, prefix)
+
+    def _list_once(self, bucket: str, prefix: str) -> list[ObjectInfo]:
         found: list[ObjectInfo] = []
         after: str | None = None
         while True:
@@ -150,6 +157,10 @@ class CacheClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        for connection in getattr(self, "_pool", ()):
+            connection.close()
 
     def __getstate__(self) -> dict[str, object]:
         return {"endpoint": self._endpoint.url, "headers": self._headers, "timeout_s": self._timeout_s}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
@@ -61,6 +62,10 @@ def _retry(retry: dict[str, Any]) -> dict[str, Any]:
     return {"max_retries": retry["max_retries"], "retry_timeout": timedelta(**retry["retry_timeout"])}
 
 
+class _OutOfOrderError(Exception):
+    """The server lists in another order than that of the keys."""
+
+
 class ObstoreOrigin:
     """An obstore store below a prefix. The version of an object is its entity tag."""
 
@@ -69,6 +74,8 @@ class ObstoreOrigin:
         self.counters = OriginCounters()
         self._api = importlib.import_module("obstore")
         self._store = store
+        # Some servers list folder by folder; S3 itself lists in the order of keys.
+        self._is_sorted = True
         self._prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
 
     async def stat(self, key: str) -> ObjectInfo:
@@ -95,28 +102,60 @@ class ObstoreOrigin:
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
-        # object_store lists by whole path segments, so the last part of the prefix is matched here.
-        folder = prefix.rpartition("/")[0]
-        offset = None if after is None else self._prefix + after
+        if self._is_sorted:
+            async with aclosing(self._pages(prefix, after, limit)) as pages:
+                is_first = after is None
+                try:
+                    async for page in pages:
+                        yield page
+                        is_first = False
+                    return
+                except _OutOfOrderError as error:
+                    self._is_sorted = False
+                    if not is_first:
+                        # What sorts before the pages that are out would be missing from the list.
+                        raise OriginError(
+                            f"{self.url} does not list in the order of keys; list again"
+                        ) from error
+        found = [info async for info in self._all(prefix, None)]
+        found.sort(key=lambda info: info.key)
+        rest = [info for info in found if after is None or info.key > after]
+        for first in range(0, len(rest), limit):
+            yield rest[first : first + limit]
+
+    async def _pages(
+        self, prefix: str, after: str | None, limit: int
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
         page: list[ObjectInfo] = []
+        last = after
+        async with aclosing(self._all(prefix, after)) as infos:
+            async for info in infos:
+                if last is not None and info.key <= last:
+                    raise _OutOfOrderError
+                last = info.key
+                page.append(info)
+                if len(page) == limit:
+                    yield page
+                    page = []
+        if page:
+            yield page
+
+    async def _all(self, prefix: str, after: str | None) -> AsyncGenerator[ObjectInfo, None]:
+        """What the server lists, in its order."""
+        # object_store lists by whole path segments, so the last part of the prefix is matched here.
+        folder = self._prefix + prefix.rpartition("/")[0]
+        offset = None if after is None else self._prefix + after
         try:
-            stream = self._api.list(
-                self._store, prefix=(self._prefix + folder) or None, offset=offset, chunk_size=1000
-            )
-            async for chunk in stream:
+            async for chunk in self._api.list(
+                self._store, prefix=folder or None, offset=offset, chunk_size=1000
+            ):
                 self.counters.requests += 1
                 for meta in chunk:
                     info = self._info(meta)
-                    if not info.key.startswith(prefix) or (after is not None and info.key <= after):
-                        continue
-                    page.append(info)
-                    if len(page) == limit:
-                        yield page
-                        page = []
+                    if info.key.startswith(prefix):
+                        yield info
         except Exception as error:
             raise self._wrap(prefix, error) from error
-        if page:
-            yield page
 
     async def close(self) -> None:
         self._store = None

@@ -19,6 +19,7 @@ from stoker.errors import ConfigError
 from stoker.wire.cache_api import JSON
 from stoker.wire.http import BODY_BYTES_MAX, HEAD_BYTES_MAX, response_head, split_target
 
+_LINGER_S = 1.0
 _PIPELINED_MAX = 64
 _PIPELINED_BYTES_MAX = 2 * BODY_BYTES_MAX
 _NOT_FAST = frozenset({b"range", b"if-match", b"if-none-match", b"if-range", b"expect"})
@@ -240,9 +241,12 @@ class Front(asyncio.Protocol):
         if self._is_closing:
             return
         self._is_closing = True
-        if self._task is None:
-            self._outbox.send(error_response(status, code, message))
-        self._finish_and_close()
+        if self._task is not None:
+            return
+        self._outbox.send(error_response(status, code, message))
+        # Closing now, with input unread, would reset the connection and take the answer back.
+        self._outbox.end()
+        asyncio.get_running_loop().call_later(_LINGER_S, self.drop)
 
     def _finish_and_close(self) -> None:
         self._is_closing = True

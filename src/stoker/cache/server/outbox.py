@@ -83,6 +83,14 @@ class Outbox:
         if self.is_closed:
             raise ConnectionResetError("the reader is gone")
 
+    def end(self) -> None:
+        """Tell the peer that nothing follows."""
+        if not self.is_closed and not self._queue:
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+
     def close(self) -> None:
         """Give up what is not sent and close."""
         if self.is_closed:

@@ -1,0 +1,70 @@
+"""Origins and stores that misbehave on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from stoker.cache.layout import BlockId
+from stoker.cache.origin.port import Origin, OriginCounters
+from stoker.cache.store.memory import MemoryStore
+from stoker.errors import EnvironmentProblem
+from stoker.wire.cache_api import ObjectInfo
+
+
+class FaultyOrigin:
+    """Wraps an origin. Each entry of `faults` happens to one read, in order; None lets it through.
+
+    `delay_s` holds every read back, in seconds; `before_read` is called before each.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self.faults: deque[Exception | None] = deque()
+        self.stat_faults: deque[Exception | None] = deque()
+        self.delay_s = 0.0
+        self.before_read: Callable[[str], None] = lambda key: None
+
+    @property
+    def url(self) -> str:
+        return self._origin.url
+
+    @property
+    def counters(self) -> OriginCounters:
+        return self._origin.counters
+
+    async def stat(self, key: str) -> ObjectInfo:
+        fault = self.stat_faults.popleft() if self.stat_faults else None
+        if fault is not None:
+            raise fault
+        return await self._origin.stat(key)
+
+    async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
+        fault = self.faults.popleft() if self.faults else None
+        await asyncio.sleep(self.delay_s)
+        if fault is not None:
+            raise fault
+        self.before_read(key)
+        return await self._origin.read(key, start, stop, version)
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
+        return self._origin.list(prefix, after, limit)
+
+    async def close(self) -> None:
+        await self._origin.close()
+
+
+class FullStore(MemoryStore):
+    """A store whose disk is full while `is_full`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full = True
+
+    def write(self, block: BlockId, data: bytes, crc: int) -> None:
+        if self.is_full:
+            raise EnvironmentProblem("cannot write: No space left on device")
+        super().write(block, data, crc)
