@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -61,8 +62,8 @@ def main() -> int:
         with _nginx(folder) as nginx_url, _ours(folder) as our_url:
             for label, (_, goal) in SIZES.items():
                 sides = {
-                    "nginx": lambda label=label: _wrk(f"{nginx_url}/b/{label}", seconds),
-                    "stoker": lambda label=label: _wrk(f"{our_url}/b/{label}", seconds),
+                    "nginx": partial(_wrk, f"{nginx_url}/b/{label}", seconds),
+                    "stoker": partial(_wrk, f"{our_url}/b/{label}", seconds),
                 }
                 for run in sides.values():
                     run()

@@ -182,7 +182,7 @@ def test_head_and_conditions(server: ServerProcess, origin: tuple[Path, dict[str
 
 
 def test_two_hundred_cold_readers_cost_the_origin_one_read(tmp_path: Path) -> None:
-    objects = fill(tmp_path / "o", ["big"], 9_000_000) | fill(tmp_path / "o", ["s1", "s2"], 900)
+    objects = fill(tmp_path / "o", ["big"], 4_500_000) | fill(tmp_path / "o", ["s1", "s2"], 900)
     url = f"file://{tmp_path}/o/?stoker_latency_ms=50"
     with served(tmp_path / "d", {"b": url}) as server:
         wrong: list[str] = []

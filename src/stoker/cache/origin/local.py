@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
-from stoker.errors import ConfigError, OriginError
+from stoker.errors import ConfigError, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
 INLINE_BYTES_MAX = 128 * 1024
@@ -146,17 +146,24 @@ class LocalOrigin:
         folder, _, _ = prefix.rpartition("/")
         if folder and not self._is_inside(f"{folder}/x"):
             return
+        above = [os.path.realpath(f"{self._root}/{folder}")]
         stack = [self._entries(folder, prefix, after)]
         while stack:
             for name, entry in stack[-1]:
-                if name.endswith("/"):
+                if not name.endswith("/"):
+                    info = self._listed(name, entry)
+                    if info is not None:
+                        yield info
+                    continue
+                real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
+                # A link to a folder above would be walked round and round.
+                if real not in above:
+                    above.append(real)
                     stack.append(self._entries(name[:-1], prefix, after))
                     break
-                info = self._listed(name, entry)
-                if info is not None:
-                    yield info
             else:
                 stack.pop()
+                above.pop()
 
     def _entries(self, folder: str, prefix: str, after: str | None) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """A folder's entries in the order of the keys: a sub-folder sorts as its name with a slash."""
@@ -165,7 +172,7 @@ class LocalOrigin:
             with os.scandir(f"{self._root}/{folder}") as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
-                    if entry.is_dir() and self._is_inside(f"{name}/x"):
+                    if _is_folder(entry) and self._is_inside(f"{name}/x"):
                         name += "/"
                         if not (name.startswith(prefix) or prefix.startswith(name)):
                             continue
@@ -187,13 +194,16 @@ class LocalOrigin:
                 return (
                     ObjectInfo(key, found.st_size, _version(found)) if stat.S_ISREG(found.st_mode) else None
                 )
-            real = os.path.realpath(entry.path)
-            if os.path.commonpath([self._root, real]) != self._root:
-                return None
-            found = os.stat(real)
-            return ObjectInfo(key, found.st_size, _version(found)) if stat.S_ISREG(found.st_mode) else None
-        except (FileNotFoundError, UnicodeEncodeError):
+            return self._stat(key)
+        except (FileNotFoundError, UnicodeEncodeError, ObjectNotFound, OriginError):
             return None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _version(found: os.stat_result) -> str:

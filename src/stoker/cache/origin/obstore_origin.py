@@ -99,6 +99,23 @@ class ObstoreOrigin:
         self.counters.bytes_read += len(data)
         return check_length(self.url, key, data, start, stop)
 
+    async def _pages(
+        self, prefix: str, after: str | None, limit: int
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
+        page: list[ObjectInfo] = []
+        last = after
+        async with aclosing(self._all(prefix, after)) as infos:
+            async for info in infos:
+                if last is not None and info.key <= last:
+                    raise _OutOfOrderError
+                last = info.key
+                page.append(info)
+                if len(page) == limit:
+                    yield page
+                    page = []
+        if page:
+            yield page
+
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
@@ -117,28 +134,10 @@ class ObstoreOrigin:
                         raise OriginError(
                             f"{self.url} does not list in the order of keys; list again"
                         ) from error
-        found = [info async for info in self._all(prefix, None)]
+        found = [info async for info in self._all(prefix, None) if after is None or info.key > after]
         found.sort(key=lambda info: info.key)
-        rest = [info for info in found if after is None or info.key > after]
-        for first in range(0, len(rest), limit):
-            yield rest[first : first + limit]
-
-    async def _pages(
-        self, prefix: str, after: str | None, limit: int
-    ) -> AsyncGenerator[list[ObjectInfo], None]:
-        page: list[ObjectInfo] = []
-        last = after
-        async with aclosing(self._all(prefix, after)) as infos:
-            async for info in infos:
-                if last is not None and info.key <= last:
-                    raise _OutOfOrderError
-                last = info.key
-                page.append(info)
-                if len(page) == limit:
-                    yield page
-                    page = []
-        if page:
-            yield page
+        for first in range(0, len(found), limit):
+            yield found[first : first + limit]
 
     async def _all(self, prefix: str, after: str | None) -> AsyncGenerator[ObjectInfo, None]:
         """What the server lists, in its order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from stoker.wire.cache_api import BucketSpec, ObjectInfo
 
 FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
+_RETRY_S = 0.2
 HOT_BYTES_MAX = 96 * 1024 * 1024
 
 
@@ -256,8 +258,16 @@ class Engine:
         start, stop = block_bounds(pointer.size_bytes, self.block_size_bytes, block.index)
         await self._budget.take(stop - start)
         try:
-            data = await bucket.origin.read(block.key, start, stop, block.version)
+            data = await self._read(bucket.origin, block, start, stop)
             await self.shelf.put(block, data)
         finally:
             self._budget.give(stop - start)
         return data
+
+    async def _read(self, origin: Origin, block: BlockId, start: int, stop: int) -> bytes:
+        """One read, and one more if the origin fails."""
+        try:
+            return await origin.read(block.key, start, stop, block.version)
+        except OriginError:
+            await asyncio.sleep(_RETRY_S)
+            return await origin.read(block.key, start, stop, block.version)

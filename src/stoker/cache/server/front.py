@@ -41,6 +41,8 @@ class Front(asyncio.Protocol):
         self._is_closing = False
         self._is_paused = False
         self._last_pending_bytes = 0
+        self._is_in_body = False
+        self._size_bytes = 0
         self.idle_ticks = 0
         self._begin_message()
 
@@ -48,7 +50,8 @@ class Front(asyncio.Protocol):
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
-        self._size_bytes = 0
+        self._body_bytes = 0
+        self._head_bytes = 0
         self._is_fast = True
 
     @property
@@ -94,10 +97,8 @@ class Front(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(400, "protocol", "this is not HTTP/1.1")
         else:
-            if not self._parser_in_body and self._size_bytes > HEAD_BYTES_MAX:
+            if not self._is_in_body and self._size_bytes > HEAD_BYTES_MAX:
                 self._refuse(431, "header_too_large", f"a request head has at most {HEAD_BYTES_MAX} bytes")
-
-    _parser_in_body = False
 
     def on_message_begin(self) -> None:
         self._begin_message()
@@ -108,11 +109,15 @@ class Front(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self._headers[name] = value
+        self._head_bytes += len(name) + len(value)
         if name in _NOT_FAST:
             self._is_fast = False
 
     def on_headers_complete(self) -> None:
-        self._parser_in_body = True
+        self._is_in_body = True
+        if self._head_bytes + len(self._target) > HEAD_BYTES_MAX:
+            self._refuse(431, "header_too_large", f"a request head has at most {HEAD_BYTES_MAX} bytes")
+            return
         authorization = self._headers.get(b"authorization", b"")
         known = self._authorization
         if known is None or not hmac.compare_digest(known, authorization):
@@ -133,14 +138,12 @@ class Front(asyncio.Protocol):
         if self._is_closing:
             return
         self._body.append(body)
-        if (
-            sum(map(len, self._body[-1:])) + self._queued_bytes > BODY_BYTES_MAX
-            or self._size_bytes > 2 * BODY_BYTES_MAX
-        ):
+        self._body_bytes += len(body)
+        if self._body_bytes > BODY_BYTES_MAX:
             self._refuse(413, "too_large", f"a request body has at most {BODY_BYTES_MAX} bytes")
 
     def on_message_complete(self) -> None:
-        self._parser_in_body = False
+        self._is_in_body = False
         self._size_bytes = 0
         if self._is_closing:
             return

@@ -1,0 +1,208 @@
+"""A real server process meets kill -9, bit rot, a damaged index, a full disk and an origin that is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ObjectNotFound
+from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served
+
+pytestmark = pytest.mark.real
+
+
+def blocks_of(folder: Path) -> list[Path]:
+    return [path for path in (folder / "blocks").rglob("*") if path.is_file()]
+
+
+def wait_until_indexed(folder: Path) -> None:
+    """Longer than the index takes to write a batch."""
+    time.sleep(0.3)
+    assert (folder / "index.sqlite").exists()
+
+
+def test_after_kill_9_what_was_held_is_served_without_the_origin(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"{n}" for n in range(50)], 900) | fill(
+        tmp_path / "o", ["big"], 5_000_000
+    )
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        client.read_many("b", list(objects))
+        wait_until_indexed(tmp_path / "d")
+        server.stop(signal.SIGKILL)
+    for key in objects:
+        (tmp_path / "o" / key).unlink()
+    orphan = tmp_path / "d" / "blocks" / "00" / ("0" * 32)
+    orphan.write_bytes(b"left over")
+    os.utime(orphan, (1, 1))
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        assert client.read_many("b", list(objects)) == list(objects.values())
+        assert client.read("b", "big") == objects["big"]
+        status = client.status()
+        assert (status.origin_requests, status.misses) == (0, 0)
+        assert any("not stopped cleanly" in note for note in status.notes)
+        deadline = time.monotonic() + 5
+        while orphan.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not orphan.exists()
+        client.refresh("b", "1")
+        with pytest.raises(ObjectNotFound):
+            client.read("b", "1")
+
+
+def test_kill_9_while_filling_leaves_nothing_wrong(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"{n:04}" for n in range(3000)], 2000)
+    for _ in range(3):
+        with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server:
+
+            def read(server: ServerProcess = server) -> None:
+                with client_of(server) as client, contextlib.suppress(Exception):
+                    client.read_many("b", list(objects))
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            time.sleep(0.15)
+            server.stop(signal.SIGKILL)
+            thread.join()
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        assert client.read_many("b", list(objects)) == list(objects.values())
+
+
+@pytest.mark.parametrize("size_bytes", [900, 100_000, 5_000_000])
+def test_a_flipped_bit_is_a_miss_and_is_fetched_again(tmp_path: Path, size_bytes: int) -> None:
+    objects = fill(tmp_path / "o", ["x", "y"], size_bytes)
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        client.read_many("b", ["x", "y"])
+    for number, path in enumerate(blocks_of(tmp_path / "d")):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        # One is flipped, one cut short, one gone.
+        path.chmod(0o600)
+        path.write_bytes((data, data[:10])[number % 2])
+        if number == 2:
+            path.unlink()
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        assert client.read("b", "x") == objects["x"]
+        assert client.read_many("b", ["y", "x"]) == [objects["y"], objects["x"]]
+        assert client.status().origin_bytes == 2 * size_bytes
+        assert client.read("b", "y") == objects["y"]
+        assert client.status().origin_bytes == 2 * size_bytes
+
+
+@pytest.mark.parametrize("damage", ["header", "pages", "version"])
+def test_a_damaged_index_means_an_empty_cache_that_says_so(tmp_path: Path, damage: str) -> None:
+    objects = fill(tmp_path / "o", [f"{n}" for n in range(500)], 900)
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        client.read_many("b", list(objects))
+    index = tmp_path / "d" / "index.sqlite"
+    data = bytearray(index.read_bytes())
+    if damage == "header":
+        data[:100] = os.urandom(100)
+    elif damage == "pages":
+        for start in range(4096, len(data), 4096):
+            data[start : start + 2000] = os.urandom(2000)
+    else:
+        data[60:64] = (99).to_bytes(4, "big")
+    index.write_bytes(data)
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        status = client.status()
+        assert any("damaged" in note for note in status.notes)
+        assert status.held_bytes == 0
+        assert blocks_of(tmp_path / "d") == []
+        assert client.read_many("b", list(objects)) == list(objects.values())
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        assert client.status().held_blocks == 500
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    with served(tmp_path / "d", {}), pytest.raises(AssertionError, match="in use by another cache server"):
+        ServerProcess("--dir", str(tmp_path / "d"), "--capacity", "1GB")
+
+
+def test_the_limit_holds_while_filling(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"{n:03}" for n in range(300)], 50_000)
+    limit = 2_000_000
+    largest = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.is_set():
+            size = 0
+            for path in (*(tmp_path / "d" / "blocks").rglob("*"), *(tmp_path / "d" / "tmp").rglob("*")):
+                with contextlib.suppress(FileNotFoundError):
+                    size += path.stat().st_blocks * 512 if path.is_file() else 0
+            largest = max(largest, size)
+
+    for policy in ("lru", "uniform"):
+        options = ("--policy", f"b={policy}")
+        with (
+            served(tmp_path / "d", {"b": str(tmp_path / "o")}, *options, capacity=str(limit)) as server,
+            client_of(server) as client,
+        ):
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            for _ in range(2):
+                assert client.read_many("b", list(objects)) == list(objects.values())
+            done.set()
+            watcher.join()
+            done.clear()
+            status = client.status()
+            assert 0 < status.held_bytes <= limit
+            assert (status.hits > 0) == (policy == "uniform")
+        assert largest <= limit
+        shutil.rmtree(tmp_path / "d")
+
+
+def test_links_that_lead_out_of_the_origin_lead_nowhere(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", ["sub/x"])
+    for name, target in [
+        ("loop", "loop"),
+        ("outside", "/etc/passwd"),
+        ("inside", "sub/x"),
+        ("dir", "/etc"),
+        ("sub/up", ".."),
+    ]:
+        (tmp_path / "o" / name).symlink_to(target)
+    os.mkfifo(tmp_path / "o" / "fifo")
+    with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        assert client.read("b", "inside") == objects["sub/x"]
+        assert [info.key for info in client.list_objects("b", "")] == ["inside", "sub/x"]
+        for name in ("loop", "outside", "dir/passwd", "fifo", "sub", "sub/up"):
+            with pytest.raises(ObjectNotFound):
+                client.read("b", name)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_passed_through_and_recovers(tmp_path: Path, small_disk: Path) -> None:
+    objects = fill(tmp_path / "o", [f"{n}" for n in range(100)], 50_000) | fill(
+        tmp_path / "o", ["big"], 5_000_000
+    )
+    with served(small_disk / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+        for _ in range(2):
+            assert client.read_many("b", list(objects)) == list(objects.values())
+            assert client.read("b", "big") == objects["big"]
+        status = client.status()
+        assert status.state == "pass-through"
+        assert any("No space left" in note for note in status.notes)
+        assert status.held_blocks > 10
