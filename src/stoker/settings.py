@@ -87,6 +87,9 @@ class WorkerSettings:
     timeout_s: float
     """The one user-facing timeout."""
 
+    address: str
+    """Where other workers reach this one."""
+
     checkpoint_dir: str | None
     """Folder for checkpoints of `stoker.State`; None: no checkpoints are written."""
 
@@ -126,6 +129,7 @@ def worker_settings() -> WorkerSettings:
         agent_socket=env.get("STOKER_AGENT_SOCKET"),
         worker=env.get("STOKER_WORKER_ID", f"solo-{os.getpid()}"),
         timeout_s=_number(env, "STOKER_TIMEOUT_S", DEFAULT_TIMEOUT_S),
+        address=env.get("STOKER_NODE_ADDRESS", "127.0.0.1"),
         checkpoint_dir=env.get("STOKER_CHECKPOINT_DIR"),
         checkpoint_every=int(_number(env, "STOKER_CHECKPOINT_EVERY", 100)),
         audit_dir=env.get("STOKER_AUDIT_DIR"),

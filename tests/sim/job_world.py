@@ -220,7 +220,7 @@ class SimNode:
         self.done = False
 
     def join(self) -> None:
-        join = Join(node=self.name, host=self.name, address="10.0.0.1", slots=self.slots)
+        join = Join(node=self.name, job="none", host=self.name, address="10.0.0.1", slots=self.slots)
         self.world.deliver_to_master(self, NodeJoined(join), reliable=True)
         self.beat()
 

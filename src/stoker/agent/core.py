@@ -141,6 +141,11 @@ class NodeCore:
             effects += self._stop(worker, at_once=True)
         return effects
 
+    def is_stopping(self, worker: str) -> bool:
+        """Whether its end was asked for."""
+        known = self.workers.get(worker)
+        return known is None or known.stopping
+
     def stop_all(self) -> list[Effect]:
         """End every worker now."""
         effects: list[Effect] = []

@@ -111,3 +111,16 @@ def audit(
             report.missed += missed
             report.repeated += repeated
     return report
+
+
+def audit_known(entries: list[Entry]) -> Report:
+    """`audit` where only the entries are known: a dataset's size is what its first whole epoch read, and loaders
+    whose batches belong to no commit (evaluation) are left out."""
+    committed = {e.step for e in entries if isinstance(e, Committed)}
+    reads = [e for e in entries if isinstance(e, Read) and e.step in committed]
+    records: dict[str, int] = {}
+    epochs = 0
+    for read in reads:
+        records[read.dataset] = max(records.get(read.dataset, 0), 1 + max(read.records, default=-1))
+        epochs = max(epochs, read.epoch + 1)
+    return audit(entries, records, epochs, "partial")

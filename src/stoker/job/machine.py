@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stoker.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_NO_WORLD, EXIT_OK
+from stoker.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_WORLD, EXIT_OK
 from stoker.job import relaunch, watch
 from stoker.job.events import (
     Effect,
@@ -42,6 +42,8 @@ from stoker.job.membership import NoSource, form_world
 from stoker.job.roster import Node, Roster, Worker
 from stoker.wire.job import PROTOCOL, NodeReport, Outcome, WorkerExit, World
 
+FRUITLESS_LIMIT = 20
+"""Worlds in a row that may break before their first commit."""
 Phase = Literal["waiting", "forming", "running", "ended"]
 
 
@@ -49,6 +51,7 @@ Phase = Literal["waiting", "forming", "running", "ended"]
 class JobConfig:
     """What the user asked for; times in seconds."""
 
+    job: str = "none"
     min_nodes: int = 1
     max_nodes: int = 1
     max_restarts: int | None = None
@@ -74,6 +77,9 @@ class JobMachine:
         self._stop_at_commit = -1
         self._awaited: set[str] = set()
         self._forming_since = 0.0
+        self._fruitless = 0
+        self._last_start = -1
+        self._last_reason = ""
         self._short_since: float | None = None
         self._enough_since: float | None = None
 
@@ -102,6 +108,8 @@ class JobMachine:
         known = join.node in self.roster.nodes or join.node in self.roster.gone
         if join.protocol != PROTOCOL:
             why = f"it speaks protocol {join.protocol}, this master {PROTOCOL}: upgrade one of them"
+        elif join.job != self.config.job:
+            why = f"it wants job {join.job!r}, this master runs {self.config.job!r}: use another --rdzv-endpoint"
         elif known:
             why = "this node id was seen before: a node back from the dead is a new node"
         elif self.phase == "ended":
@@ -260,6 +268,7 @@ class JobMachine:
         self.phase = "forming"
         self._stop_at_commit = stop_at_commit
         self._forming_since = now
+        self._last_reason = why
         self._awaited = {m.worker for m in self.world.members} if self.world is not None else set()
         self._record("generation", why, stop_at_commit=stop_at_commit)
 
@@ -303,6 +312,15 @@ class JobMachine:
             self._begin_forming(f"{', '.join(w.worker for w in stuck)}: {why}", now)
 
     def _run(self, world: World) -> None:
+        self._fruitless = self._fruitless + 1 if self._last_start == world.commits else 0
+        self._last_start = world.commits
+        if self._fruitless > FRUITLESS_LIMIT:
+            why = (
+                f"{self._fruitless} worlds in a row broke before their first step, the last because: "
+                f"{self._last_reason}. Can the nodes reach each other's addresses (--local-addr)?"
+            )
+            self._end(Outcome(success=False, exit_code=EXIT_NO_WORLD, why=why))
+            return
         lost = max(0, self.roster.highest_commit - world.commits)
         self.roster.highest_commit = world.commits
         self.world = world
@@ -350,6 +368,11 @@ class JobMachine:
 
     def _check_minimum(self, now: float) -> None:
         have, need = len(self.roster.usable()), self.config.min_nodes
+        leaving = [n.leaving for n in self.roster.nodes.values()]
+        if leaving and all(leaving):
+            why = f"every node leaves: {leaving[0]}"
+            self._end(Outcome(success=False, exit_code=EXIT_INTERRUPTED, why=why))
+            return
         if have >= need:
             self._short_since = None
             return

@@ -76,8 +76,8 @@ class LocalProcess:
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        status = self._child.wait()
         self.signal(signal.SIGKILL)  # what the worker had started goes with it
+        status = self._child.wait()
         for name in list(self._pipes):
             self._drain(name)
         if status < 0:

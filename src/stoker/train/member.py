@@ -98,13 +98,14 @@ class MemberCore:
     def commit(self) -> None:
         self.commits += 1
 
-    def leave(self, *, clean: bool) -> None:
+    def leave(self, *, clean: bool, store: str = "") -> None:
         """Out of the world, whatever the reason, standing at the last commit if `clean`."""
         if self.world is not None:
             self.left = self.world.generation
         self.world = None
         self.phase = "parked"
         self.clean = clean
+        self.store = store or self.store
         self.acknowledged = self.order.generation
 
     def finish(self) -> None:

@@ -67,6 +67,8 @@ class Join(Message, tag="join"):
     """The first message of an agent."""
 
     node: str
+    job: str
+    """The job that it wants to be part of (`--rdzv-id`)."""
     host: str
     address: str
     """Where other nodes reach this one."""

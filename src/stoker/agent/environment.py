@@ -1,0 +1,63 @@
+"""The environment of a worker: torchrun's variables, and Stoker's own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from stoker.wire.job import WorkerSpec
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    spec: WorkerSpec,
+    *,
+    run_id: str,
+    agent_socket: str,
+    error_file: str,
+    timeout_s: float,
+    extra: Mapping[str, str],
+) -> dict[str, str]:
+    """What torchrun gives its workers (same names, same meaning), then `STOKER_*`."""
+    variables = {
+        "RANK": spec.rank,
+        "LOCAL_RANK": spec.local_rank,
+        "WORLD_SIZE": spec.world_size,
+        "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "GROUP_RANK": spec.group_rank,
+        "GROUP_WORLD_SIZE": spec.group_world_size,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": spec.rank,
+        "ROLE_WORLD_SIZE": spec.world_size,
+        "MASTER_ADDR": spec.master_addr,
+        "MASTER_PORT": spec.master_port,
+        "TORCHELASTIC_RESTART_COUNT": spec.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "STOKER_AGENT_SOCKET": agent_socket,
+        "STOKER_WORKER_ID": spec.worker,
+        "STOKER_TIMEOUT_S": timeout_s,
+    }
+    result = dict(base)
+    result.update({name: str(value) for name, value in variables.items()})
+    result.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns with a page of frames for each lost peer
+    if spec.local_world_size > 1:
+        # As torchrun does: several workers that each start a thread per core slow each other down.
+        result.setdefault("OMP_NUM_THREADS", "1")
+    result.update(extra)
+    return result
+
+
+def free_port(address: str) -> int:
+    """A TCP port that nobody listens on at this moment."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            probe.bind(("", 0))
+        return int(probe.getsockname()[1])

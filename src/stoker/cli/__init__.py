@@ -1,0 +1,1 @@
+"""The `stoker` command. What does not belong here: anything that a library user would want to call."""

@@ -1,0 +1,71 @@
+"""`stoker`: one command, a few subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from stoker import __version__
+from stoker.cli.cache import add_cache_parser
+from stoker.cli.demo import add_demo_parser
+from stoker.cli.run import add_run_parser
+from stoker.errors import EXIT_INTERRUPTED, EXIT_USAGE, StokerError
+
+EPILOG = """\
+examples:
+  stoker demo                                   train, kill a worker, watch the run go on
+  stoker run --nproc-per-node 4 train.py        run a script as torchrun does, elastically
+  stoker cache serve --dir /ssd --bucket d=s3://bucket/data
+  stoker cache status
+
+exit codes:
+  0 done   1 the script failed (or its own code)   2 wrong usage   3 too few nodes or a timeout
+  4 data or cache   5 the machine refuses (port, disk)   130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="stoker",
+        description="Keeps accelerators fed and training runs alive.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more about what is going on")
+    subparsers = parser.add_subparsers(metavar="COMMAND")
+    add_demo_parser(subparsers)
+    add_run_parser(subparsers)
+    add_cache_parser(subparsers)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO,
+        format="stoker: %(message)s",
+        stream=sys.stderr,
+    )
+    handler = getattr(arguments, "handler", None)
+    if handler is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    try:
+        return int(handler(arguments))
+    except StokerError as error:
+        print(f"stoker: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stoker: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""`stoker.Loader`: global batches, divided over the world of each step."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, default_collate
+
+from stoker.data.order import GlobalOrder, Share, share_of
+from stoker.data.session import session
+from stoker.errors import ConfigError, DatasetChanged, StokerError
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Records(Protocol):
+    """A dataset by record number: `stoker.Dataset`, or any map-style dataset of PyTorch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, record: int) -> Any: ...
+
+
+class Loader:
+    """Yields this rank's share of each global batch, collated as torch does.
+
+    `global_batch_size`: records per step over the whole world; it stays the same at every world size. The last,
+    smaller batch of an epoch is yielded too. Shares may differ by a record; a rank without one gets a record of
+    the batch to keep in step, with weight zero. `num_workers`: processes that read and decode ahead; 0 reads in
+    this process. `name`: tells loaders apart when scripts make them in varying order.
+
+    One `for` loop is one epoch, from wherever the last commit left it. The position (epoch and cursor) belongs
+    to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on.
+
+    Raises ConfigError for sizes below 1, and what reading and `decode` raise.
+    """
+
+    def __init__(
+        self,
+        dataset: Records,
+        *,
+        global_batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+        multiprocessing_context: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        if global_batch_size < 1:
+            raise ConfigError(f"global_batch_size must be at least 1, got {global_batch_size}")
+        if num_workers < 0:
+            raise ConfigError(f"num_workers must not be negative, got {num_workers}")
+        self.dataset = dataset
+        self.global_batch_size = global_batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.cursor = 0
+        """Records of the epoch that have been handed out, over the whole world."""
+        self._plan = _Plan()
+        self._session = session()
+        self._source: DataLoader[Any] = DataLoader(
+            _Fetcher(dataset, collate_fn or default_collate),
+            batch_sampler=self._plan,
+            collate_fn=_same,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            prefetch_factor=prefetch_factor if num_workers > 0 else None,
+            pin_memory=pin_memory,
+            multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
+        )
+        self.name = self._session.register(self, name)
+
+    def __len__(self) -> int:
+        """Steps in a whole epoch."""
+        return -(-len(self.dataset) // self.global_batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        live, records, epoch = self._session, len(self.dataset), self.epoch
+        self._plan.begin(
+            GlobalOrder(records, seed=self.seed, epoch=epoch, shuffle=self.shuffle),
+            cursor=self.cursor,
+            global_batch_size=self.global_batch_size,
+            rank=live.rank,
+            world_size=live.world_size,
+        )
+        steps = -(-(records - self.cursor) // self.global_batch_size)
+        batches = iter(self._source) if steps > 0 else iter(())
+        for _ in range(steps):
+            live.check()
+            batch = next(batches)
+            if isinstance(batch, StokerError):
+                raise batch
+            share, numbers = self._plan.taken.popleft()
+            self.cursor += share.batch_records
+            live.share = share
+            if live.on_batch is not None:
+                live.on_batch(self.name, epoch, tuple(numbers) if share.records else ())
+            yield batch
+        self.epoch, self.cursor = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, cursor and a fingerprint of the data."""
+        return {"epoch": self.epoch, "cursor": self.cursor, "data": self._fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position. Raises DatasetChanged if it is of other data."""
+        if state["data"] != self._fingerprint:
+            raise DatasetChanged(
+                f"loader {self.name!r}: the records are not those that the run started with "
+                f"(fingerprint {self._fingerprint}, expected {state['data']}): restore the dataset, or start a new run"
+            )
+        self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        own = getattr(self.dataset, "fingerprint", None)
+        return f"{len(self.dataset)}/{self.seed}/{int(self.shuffle)}/{own or ''}"
+
+
+class _Plan:
+    """The batch sampler of one pass: record numbers per step, worked out as they are asked for."""
+
+    def __init__(self) -> None:
+        self.taken: deque[tuple[Share, list[int]]] = deque()
+        self._steps: Iterator[tuple[Share, list[int]]] = iter(())
+
+    def begin(
+        self, order: GlobalOrder, *, cursor: int, global_batch_size: int, rank: int, world_size: int
+    ) -> None:
+        """Plan from `cursor` to the end of the epoch, for one rank of one world."""
+        self.taken = deque()
+        self._steps = (
+            (share, _numbers(order, share, start))
+            for start in range(cursor, order.records, global_batch_size)
+            for share in [share_of(rank, world_size, start, global_batch_size, order.records)]
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for share, numbers in self._steps:
+            self.taken.append((share, numbers))
+            yield numbers
+
+
+class _Fetcher:
+    """Reads and collates one batch, where the DataLoader wants it done. Our own errors travel as values, so that
+    they arrive as they were raised."""
+
+    def __init__(self, dataset: Records, collate: Collate) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, record: int) -> Any:
+        return self.__getitems__([record])
+
+    def __getitems__(self, records: Sequence[int]) -> Any:
+        try:
+            several = getattr(self._dataset, "__getitems__", None)
+            samples = several(records) if several is not None else [self._dataset[r] for r in records]
+            return self._collate(samples)
+        except StokerError as error:
+            return error
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _numbers(order: GlobalOrder, share: Share, cursor: int) -> list[int]:
+    """Record numbers of a share; for an empty one, one record of the batch to keep in step."""
+    if share.records == 0:
+        return [int(order.at(cursor, cursor + 1)[0])]
+    return [int(n) for n in order.at(share.start, share.stop)]

@@ -1,0 +1,62 @@
+"""What loaders and the training runtime know of each other within one process."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stoker.data.order import Share
+
+
+class Positioned(Protocol):
+    """Something whose position belongs to each commit: a loader."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Session:
+    """This process's place in the world, as loaders see it. The training runtime keeps it true."""
+
+    rank: int = 0
+    world_size: int = 1
+    generation: int = 0
+    share: Share | None = None
+    """Of the batch that was handed out last; gradients are weighted by it."""
+    check: Callable[[], None] = lambda: None
+    """Raises when the world must be left; loaders call it before they wait for data."""
+    on_batch: Callable[[str, int, tuple[int, ...]], None] | None = None
+    """`on_batch(dataset, epoch, records)` for every batch that is handed out."""
+    _loaders: dict[str, weakref.ref[Positioned]] = field(default_factory=dict)
+
+    def register(self, loader: Positioned, name: str | None) -> str:
+        """Give a loader its name: the same on every worker, because each runs the same script."""
+        chosen = name if name is not None else f"loader-{len(self._loaders)}"
+        known = self._loaders.get(chosen)
+        if name is not None and known is not None and known() is not None:
+            raise ValueError(f"there is a loader named {name!r} already: give each its own name")
+        self._loaders[chosen] = weakref.ref(loader)
+        return chosen
+
+    def positions(self) -> dict[str, dict[str, Any]]:
+        """The position of every live loader."""
+        return {name: loader.state_dict() for name, ref in self._loaders.items() if (loader := ref()) is not None}
+
+    def restore(self, positions: dict[str, dict[str, Any]]) -> None:
+        """Put every live loader back."""
+        for name, position in positions.items():
+            ref = self._loaders.get(name)
+            loader = ref() if ref is not None else None
+            if loader is not None:
+                loader.load_state_dict(position)
+
+
+@functools.cache
+def session() -> Session:
+    """The process's one session: a process is one worker."""
+    return Session()

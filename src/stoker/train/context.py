@@ -1,0 +1,59 @@
+"""`stoker.init()` and the live context that it returns."""
+
+from __future__ import annotations
+
+import torch
+
+from stoker.train.runtime import Runtime, runtime
+
+
+class Context:
+    """This worker's place in the world. Live: it changes when the world does."""
+
+    def __init__(self, owner: Runtime) -> None:
+        self._owner = owner
+
+    @property
+    def rank(self) -> int:
+        return self._owner.session.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._owner.session.world_size
+
+    @property
+    def generation(self) -> int:
+        """Number of the current world; grows with every change."""
+        return self._owner.session.generation
+
+    @property
+    def local_rank(self) -> int:
+        """Which of its node's workers this is."""
+        member = self._owner.member
+        return member.local_rank if member is not None else self._owner.settings.local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """`cuda:LOCAL_RANK` where there is CUDA, else the CPU. Does not change during a run."""
+        return self._owner.device
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether an agent started this worker; False when the script runs alone."""
+        return self._owner.channel is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"Context(rank={self.rank}, world_size={self.world_size}, generation={self.generation}, "
+            f"device={self.device})"
+        )
+
+
+def init() -> Context:
+    """Connect this process to its agent, or set up a world of one where there is none. May be called again.
+
+    Raises ConfigError when the agent that the environment names does not answer.
+    """
+    owner = runtime()
+    owner.connect()
+    return Context(owner)
