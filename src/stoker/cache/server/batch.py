@@ -28,6 +28,7 @@ from stoker.wire.cache_api import (
 from stoker.wire.http import check_key
 
 _WINDOW_KEYS = 128
+_WINDOW_BYTES = 32 * 1024 * 1024
 _AT_ONCE_BYTES = 4 * 1024 * 1024
 _decoder = msgspec.msgpack.Decoder(ReadRequest)
 
@@ -86,17 +87,24 @@ class BatchReader:
         return parts
 
     async def _stream(self, bucket: Bucket, keys: list[str], answer: Answer) -> None:
-        coming: deque[tuple[str, asyncio.Task[_First] | _First]] = deque()
+        coming: deque[tuple[str, asyncio.Task[_First] | _First, int]] = deque()
+        coming_bytes = 0
         rest: Iterator[str] = iter(keys)
         gathered: list[bytes] = []
         gathered_bytes = 0
         try:
             while True:
-                while len(coming) < _WINDOW_KEYS and (key := next(rest, None)) is not None:
-                    coming.append((key, self._at_once(bucket, key) or self._begin(bucket, key)))
+                while len(coming) < _WINDOW_KEYS and coming_bytes < _WINDOW_BYTES:
+                    key = next(rest, None)
+                    if key is None:
+                        break
+                    held = self._at_once(bucket, key)
+                    size_bytes = 0 if held is not None else self._expected_bytes(bucket, key)
+                    coming.append((key, held or self._begin(bucket, key), size_bytes))
+                    coming_bytes += size_bytes
                 if not coming:
                     break
-                key, first = coming[0]
+                key, first, size_bytes = coming[0]
                 if gathered and (
                     gathered_bytes > 256 * 1024 or (isinstance(first, asyncio.Task) and not first.done())
                 ):
@@ -105,9 +113,10 @@ class BatchReader:
                     await answer.drain()
                 small = await self._item(bucket, key, first, answer, gathered)
                 coming.popleft()
+                coming_bytes -= size_bytes
                 gathered_bytes += small
         finally:
-            tasks = [first for _, first in coming if isinstance(first, asyncio.Task)]
+            tasks = [first for _, first, _ in coming if isinstance(first, asyncio.Task)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -123,6 +132,12 @@ class BatchReader:
         if held is None or not (held.is_verified or held.size_bytes <= HOT_BLOCK_BYTES_MAX):
             return None
         return pointer, held
+
+    def _expected_bytes(self, bucket: Bucket, key: str) -> int:
+        """What fetching a key ahead of its turn will keep in memory, as far as is known."""
+        pointer = bucket.pointers.get(key)
+        size_bytes = HOT_BLOCK_BYTES_MAX if pointer is None else pointer.size_bytes
+        return min(size_bytes, self._engine.block_size_bytes)
 
     def _begin(self, bucket: Bucket, key: str) -> asyncio.Task[_First]:
         return asyncio.get_running_loop().create_task(self._first(bucket, key))

@@ -231,6 +231,10 @@ class Front(asyncio.Protocol):
                 if self._is_paused and not self._queue:
                     self._is_paused = False
                     self._transport.resume_reading()
+        except ConnectionError:
+            # The reader is gone, or half an answer is out and the rest cannot be had.
+            self.drop()
+            return
         except BaseException:
             # Half an answer may be out: the reader must see a broken connection, not a short object.
             self.drop()

@@ -1,0 +1,152 @@
+"""Names, heads, errors and tokens as they travel."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import errors
+from stoker.cache.auth.tokens import TokenAuth, check_listen
+from stoker.cache.client.batch import split_frames
+from stoker.cache.origin.open import open_origin, without_query
+from stoker.errors import ConfigError, ObjectNotFound, WireError
+from stoker.wire.cache_api import ERROR_CODES, FRAME, FRAME_DATA, FRAME_LAST, ErrorBody, code_of, error_of
+from stoker.wire.http import etag_of, object_target, parse_response_head, split_target, version_of
+
+keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
+
+
+@given(keys)
+def test_any_key_survives_the_request_target(key: str) -> None:
+    target = object_target("b", key)
+    assert target.isascii()
+    assert " " not in target
+    assert split_target(target.encode()) == ("b", key, {})
+
+
+@given(keys)
+def test_any_version_survives_the_etag(version: str) -> None:
+    assert etag_of(version).isascii()
+    assert version_of(etag_of(version)) == version
+
+
+@pytest.mark.parametrize(
+    "target", [b"b/k", b"", b"/b/%ff", b"/b/%00", b"/b/" + b"a" * 5000, b"/b/" + b"%61" * 5000]
+)
+def test_impossible_targets_are_refused(target: bytes) -> None:
+    with pytest.raises(ConfigError):
+        split_target(target)
+
+
+def test_a_key_keeps_its_slashes_and_queries_are_read() -> None:
+    assert split_target(b"/b//x/../y/?prefix=a%2Fb&after=") == (
+        "b",
+        "/x/../y/",
+        {"prefix": "a/b", "after": ""},
+    )
+
+
+@pytest.mark.parametrize("code", sorted(ERROR_CODES))
+def test_every_error_comes_back_as_its_class(code: str) -> None:
+    error = error_of(ErrorBody(code, "why"))
+    assert type(error) is ERROR_CODES[code].error
+    assert type(error_of(ErrorBody(code_of(error), "why"))) is type(error)
+
+
+def test_unknown_codes_and_derived_errors_have_a_class_too() -> None:
+    assert type(error_of(ErrorBody("new-in-2.0", "why"))) is errors.CacheError
+    assert code_of(errors.ShortBody("x")) == "short_body"
+    assert code_of(errors.OriginError("x")) == "origin"
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"SSH-2.0", b"HTTP/1.1", b"HTTP/1.1 abc", b"HTTP/1.1 200 OK\r\nnocolon"]
+)
+def test_what_is_not_http_is_refused(head: bytes) -> None:
+    with pytest.raises(WireError):
+        parse_response_head(head)
+
+
+def test_frames_are_put_together() -> None:
+    body = (
+        FRAME.pack(FRAME_LAST, 1)
+        + b"a"
+        + FRAME.pack(FRAME_DATA, 2)
+        + b"bc"
+        + FRAME.pack(FRAME_LAST, 1)
+        + b"d"
+    )
+    assert split_frames(body, "b", ["x", "y"]) == [b"a", b"bcd"]
+    for cut in range(len(body)):
+        with pytest.raises(WireError):
+            split_frames(body[:cut], "b", ["x", "y"])
+    with pytest.raises(WireError):
+        split_frames(body, "b", ["x"])
+    with pytest.raises(WireError):
+        split_frames(FRAME.pack(9, 0), "b", ["x"])
+
+
+def test_tokens_are_denied_by_default() -> None:
+    auth = TokenAuth(["all-buckets", "only-some:a, b"])
+    everything, some = auth.check("Bearer all-buckets"), auth.check("bearer only-some")
+    assert everything is not None
+    assert everything.is_unrestricted
+    assert some is not None
+    assert (some.may_read("a"), some.may_read("b"), some.may_read("c"), some.is_unrestricted) == (
+        True,
+        True,
+        False,
+        False,
+    )
+    for header in (
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic all-buckets",
+        "all-buckets",
+        "Bearer all-bucket",
+        "Bearer ünicode",
+    ):
+        assert auth.check(header) is None
+
+
+@pytest.mark.parametrize(
+    "token", ["short", "", "has space in it", "ünicode-token", "token-without-bucket:", "line\nbreak-token"]
+)
+def test_bad_tokens_are_refused_without_being_shown(token: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TokenAuth([token])
+    assert not token or token not in str(caught.value)
+
+
+def test_other_machines_need_a_token() -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", ""):
+        with pytest.raises(ConfigError, match="--token"):
+            check_listen(host, TokenAuth([]))
+        check_listen(host, TokenAuth(["long-enough"]))
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        check_listen(host, TokenAuth([]))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "/not/there", "file://host/x", "s3://", "s3://b?nonsense=1",
+     "nothing://x", "/tmp?stoker_mbps=0", "/tmp?stoker_mbps=x"],
+)  # fmt: skip
+def test_bad_origin_urls_are_one_clear_error(url: str) -> None:
+    with pytest.raises(ConfigError):
+        open_origin(url)
+
+
+def test_secrets_in_urls_are_not_shown() -> None:
+    assert without_query("s3://b/p?secret_access_key=SECRET") == "s3://b/p"
+    assert without_query("http://user:SECRET@host/p") == "http://host/p"
+    with pytest.raises(ConfigError) as caught:
+        open_origin("s3://b?nonsense=1&secret_access_key=SECRET")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_not_found_is_a_cache_error() -> None:
+    assert issubclass(ObjectNotFound, errors.CacheError)
