@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from stoker import errors
 from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.client.batch import split_frames
+from stoker.cache.client.client import CacheClient
 from stoker.cache.origin.open import open_origin, without_query
 from stoker.errors import ConfigError, ObjectNotFound, WireError
 from stoker.wire.cache_api import ERROR_CODES, FRAME, FRAME_DATA, FRAME_LAST, ErrorBody, code_of, error_of
@@ -150,3 +153,10 @@ def test_secrets_in_urls_are_not_shown() -> None:
 
 def test_not_found_is_a_cache_error() -> None:
     assert issubclass(ObjectNotFound, errors.CacheError)
+
+
+def test_a_client_can_be_sent_to_another_process() -> None:
+    copy = pickle.loads(pickle.dumps(CacheClient("http://host:1", "some-token", timeout_s=3.0)))
+    assert copy.endpoint == "http://host:1"
+    with pytest.raises(ConfigError):
+        CacheClient("http://host:1", "line\r\nbreak")

@@ -1,0 +1,123 @@
+"""Requests over pooled keep-alive connections, safe between threads and across forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+import msgspec
+
+from stoker.cache.client.connection import Connection, Endpoint
+from stoker.errors import CacheUnavailable, ConfigError, StokerError, WireError
+from stoker.wire.cache_api import MSGPACK, ErrorBody, error_of
+from stoker.wire.http import ResponseHead
+
+_TRIES = 2
+
+
+class Transport:
+    """Asks one server; connects when first used. A pickled copy has connections of its own."""
+
+    def __init__(self, endpoint: str, token: str | None, timeout_s: float) -> None:
+        self.endpoint = Endpoint(endpoint)
+        self._token = token
+        self._timeout_s = timeout_s
+        headers = f"Host: {self.endpoint.host}\r\nAccept: {MSGPACK}\r\n"
+        if token is not None:
+            if not token.isascii() or not token.isprintable():
+                raise ConfigError("a token has only printable ASCII characters")
+            headers += f"Authorization: Bearer {token}\r\n"
+        self._headers = headers.encode("ascii")
+        self._pool: deque[Connection] = deque()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        headers: bytes = b"",
+        body: bytes | None = None,
+        accept: tuple[int, ...] = (),
+    ) -> tuple[ResponseHead, bytes | bytearray]:
+        """The head and body of the answer. Raises CacheUnavailable, WireError, and what the server says."""
+        lines = f"{method} {target} HTTP/1.1\r\n".encode("ascii") + self._headers + headers
+        if body is not None:
+            lines += b"Content-Length: %d\r\n" % len(body)
+        request = lines + b"\r\n" + (body or b"")
+        failed = 0
+        while True:
+            connection = None
+            try:
+                connection = self._take()
+                head = connection.ask(request, self._timeout_s)
+                answer = connection.body(head)
+            except OSError as error:
+                was_used = connection is not None and connection.was_used
+                if connection is not None:
+                    connection.close()
+                # A kept connection that the server has closed meanwhile is no failure of the server.
+                failed += 0 if was_used and not isinstance(error, TimeoutError) else 1
+                if failed >= _TRIES or isinstance(error, TimeoutError):
+                    raise self._unavailable(error) from error
+                continue
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            self._give(connection)
+            if head.status >= 400 and head.status not in accept:
+                raise _failure(head, answer)
+            return head, answer
+
+    def close(self) -> None:
+        """Close the pooled connections. It may be used again."""
+        with self._lock:
+            pool, self._pool = self._pool, deque()
+        for connection in pool:
+            connection.close()
+
+    def __del__(self) -> None:
+        for connection in getattr(self, "_pool", ()):
+            connection.close()
+
+    def __reduce__(self) -> tuple[type[Transport], tuple[str, str | None, float]]:
+        return Transport, (self.endpoint.url, self._token, self._timeout_s)
+
+    def _take(self) -> Connection:
+        if self._pid != os.getpid():
+            self._after_fork()
+        with self._lock:
+            if self._pool:
+                return self._pool.pop()
+        return Connection(self.endpoint.connect(self._timeout_s))
+
+    def _give(self, connection: Connection) -> None:
+        if not connection.is_reusable:
+            connection.close()
+            return
+        with self._lock:
+            self._pool.append(connection)
+
+    def _after_fork(self) -> None:
+        """The parent's sockets are closed here, which the parent does not notice; its lock may be held."""
+        self._lock = threading.Lock()
+        pool, self._pool = self._pool, deque()
+        self._pid = os.getpid()
+        for connection in pool:
+            connection.close()
+
+    def _unavailable(self, error: OSError) -> CacheUnavailable:
+        what = f"no answer within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        return CacheUnavailable(
+            f"no cache server answers at {self.endpoint.url} ({what}); "
+            "start one with `stoker cache serve`, or check the endpoint"
+        )
+
+
+def _failure(head: ResponseHead, body: bytes | bytearray) -> StokerError:
+    try:
+        return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
+    except msgspec.DecodeError:
+        return WireError(f"the server answered {head.status}: {bytes(body[:200])!r}")
