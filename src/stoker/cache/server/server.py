@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _TICK_S = 5.0
 _IDLE_TICKS_MAX = 24
 _DRAIN_S = 5.0
 _BACKLOG = 1024
+_THREADS = 32
 SERVER_VERSION = "0.1.0"
 
 
@@ -103,6 +105,8 @@ class CacheServer:
             )
             back = CacheBack(engine, admin)
             loop = asyncio.get_running_loop()
+            # Origins without an asynchronous interface wait in threads, one for each read.
+            loop.set_default_executor(ThreadPoolExecutor(_THREADS, "stoker-cache-io"))
 
             def connect() -> Front:
                 return Front(back, auth, self._connections)

@@ -49,6 +49,8 @@ class Shelf:
         self._residency: Residency[BlockId] = Residency(limit_bytes)
         self._evictor: Evictor[BlockId] = Evictor()
         self._held: dict[BlockId, Held] = {}
+        # Discarded while they were being served: they leave with their last reader.
+        self._doomed: set[BlockId] = set()
         self._hot: deque[Held] = deque()
         self._hot_bytes = 0
         self._hot_bytes_max = hot_bytes_max
@@ -102,6 +104,8 @@ class Shelf:
     def find(self, block: BlockId) -> Held | None:
         """The block if it is here; counts as a use."""
         held = self._held.get(block)
+        if self._doomed and block in self._doomed:
+            return None
         if held is not None:
             held.recently_used = True
             self._evictor.on_hit(block)
@@ -151,6 +155,8 @@ class Shelf:
     def unpin(self, held: Held) -> None:
         """One use less."""
         self._residency.unpin(held.block)
+        if self._doomed and held.block in self._doomed:
+            self.discard(held.block)
 
     async def put(self, block: BlockId, data: bytes) -> Held | None:
         """Store a block that was fetched. None if it is not stored, for whatever reason; never raises."""
@@ -185,10 +191,14 @@ class Shelf:
         return self._written(held, None)
 
     def discard(self, block: BlockId) -> bool:
-        """Forget a block. False if it is being served, filled or not here."""
+        """Forget a block, at the latest when it is served no more. False if it is not gone yet, or not here."""
         held = self._held.get(block)
-        if held is None or self._residency.is_pinned(block):
+        if held is None:
             return False
+        if self._residency.is_pinned(block):
+            self._doomed.add(block)
+            return False
+        self._doomed.discard(block)
         del self._held[block]
         self._residency.evict(block)
         self._evictor.on_gone(block)
