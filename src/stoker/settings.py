@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from stoker.base.units import parse_size_bytes
@@ -52,7 +53,7 @@ class Timeouts:
             ("park_s", self.park_s),
             ("user_s", self.user_s),
         )
-        for (low_name, low), (high_name, high) in zip(order, order[1:], strict=False):
+        for (low_name, low), (high_name, high) in pairwise(order):
             if not 0 < low <= high:
                 raise ConfigError(
                     f"timeouts are out of order: {low_name}={low} must be above 0 and at most {high_name}={high}"
@@ -164,7 +165,9 @@ def job_token() -> str | None:
 def runtime_dir() -> Path:
     """A folder of this user's own for sockets and tokens, made with mode 0700."""
     base = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(base) / "stoker" if base else Path(os.environ.get("TMPDIR") or "/tmp") / f"stoker-{os.getuid()}"
+    path = (
+        Path(base) / "stoker" if base else Path(os.environ.get("TMPDIR") or "/tmp") / f"stoker-{os.getuid()}"
+    )
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = path.stat()
     if info.st_uid != os.getuid() or info.st_mode & 0o077:

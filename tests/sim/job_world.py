@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from stoker.agent import core as agent_core
 from stoker.agent.core import NodeCore
-from stoker.base.rng import Rng, mix64
+from stoker.base.rng import mix64
 from stoker.data.audit import Committed, Entry, Read, audit
 from stoker.data.order import GlobalOrder, share_of
 from stoker.job.events import End, NodeJoined, NodeLost, NodeReported, Record, Refuse, Send, Tick
@@ -56,6 +56,8 @@ class SimWorker:
         self.alive = True
         self.group: Group | None = None
         self.turn = 0
+        self.moved = False
+        """The optimizer has changed the parameters since the last commit, and nothing can undo that."""
         self.slowness = world.rng.uniform(0.5, 1.5)
 
     @property
@@ -154,10 +156,15 @@ class SimWorker:
         return Position(at.commits, at.epoch + 1, 0, at.digest)
 
     def apply_step(self) -> None:
-        """The gradients are here: the optimizer changes the state, then the commit seals it."""
-        if self.world.rng.chance(0.05):
+        """The gradients are here: the optimizer changes the state, then the commit seals it.
+
+        In some steps the script has a second collective between the two (a metric, say).
+        """
+        if mix64(self.position.commits + self.world.seed) % 6 == 0:
             self.core.clean = False
-            self.later(self.world.rng.uniform(0.0, 0.2), self.commit)
+            self.moved = True
+            step = -1 - self.position.commits
+            self.later(self.world.rng.uniform(0.0, 0.2), lambda: self.collective(step, self.commit))
         else:
             self.commit()
 
@@ -169,6 +176,8 @@ class SimWorker:
         digest = mix64(old.digest ^ mix64(old.commits * 1_000_003 + old.cursor))
         self.position = Position(old.commits + 1, old.epoch, cursor, digest)
         self.core.clean = True
+        self.moved = False
+        self.world.sealed.add(self.position)
         self.core.commit()
         rank = self.core.rank_in(world)
         assert rank is not None
@@ -197,6 +206,10 @@ class SimWorker:
         """Out of the world: the loop starts a new turn, the group loses a member."""
         self.turn += 1
         group, self.group = self.group, None
+        if self.moved:
+            at = self.position
+            self.position = Position(at.commits, at.epoch, at.cursor, mix64(at.digest ^ 0xBAD))
+            self.moved = False
         still_clean = clean and self.core.clean
         if self.core.fresh and self.core.phase == "member":
             still_clean = self.core.clean and self.position.commits == self.core.commits
@@ -266,7 +279,7 @@ class SimNode:
                 worker = self.processes[effect.worker]
                 delay_s = 0.0 if effect.at_once else self.world.rng.uniform(0.0, 5.0)
                 killed = WorkerExit(code=None, signal=9)
-                self.world.loop.after(delay_s, lambda w=worker: self.world.exit_worker(w, killed))  # type: ignore[misc]
+                self.world.loop.after(delay_s, lambda w=worker, k=killed: self.world.exit_worker(w, k))  # type: ignore[misc]
             elif isinstance(effect, agent_core.GiveOrder):
                 worker = self.processes[effect.worker]
                 order = effect.order
@@ -285,6 +298,7 @@ class JobWorld:
     """One seeded story."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.loop = Loop(seed)
         self.rng = rng = self.loop.rng
         self.log: list[str] = []
@@ -312,6 +326,7 @@ class JobWorld:
         self.groups: dict[int, Group] = {}
         self.worlds: dict[int, World] = {}
         self.history: dict[tuple[int, int], Position] = {}
+        self.sealed = {Position()}
         self.entry_state: dict[int, Position] = {}
         self.outcome: Outcome | None = None
         self._orders: dict[int, list[int]] = {}
@@ -327,7 +342,9 @@ class JobWorld:
 
     def plan_faults(self) -> None:
         for _ in range(self.rng.below(5)):
-            fault = self.rng.choice((self.kill_worker, self.kill_worker, self.kill_node, self.cut_node, self.fail_script))
+            fault = self.rng.choice(
+                (self.kill_worker, self.kill_worker, self.kill_node, self.cut_node, self.fail_script)
+            )
             if fault == self.fail_script and self.rng.chance(0.8):
                 fault = self.kill_worker
             self.loop.after(self.rng.uniform(0.5, 25.0), fault)
@@ -385,7 +402,9 @@ class JobWorld:
 
     # -- network ------------------------------------------------------------------------------------------
 
-    def deliver_to_master(self, node: SimNode, event: NodeJoined | NodeReported, *, reliable: bool = False) -> None:
+    def deliver_to_master(
+        self, node: SimNode, event: NodeJoined | NodeReported, *, reliable: bool = False
+    ) -> None:
         if not reliable:
             if node.cut_until > self.loop.now or (self.loss and self.rng.chance(self.loss)):
                 return
@@ -452,10 +471,15 @@ class JobWorld:
             names = {m.worker for m in world.members}
             group = self.groups[world.generation] = Group(world, alive=names)
         self.check(group.world == world, f"two groups in generation {world.generation}")
-        self.check(worker.name not in group.entered, f"{worker.name} entered generation {world.generation} twice")
+        self.check(
+            worker.name not in group.entered, f"{worker.name} entered generation {world.generation} twice"
+        )
         group.entered.add(worker.name)
         if world.members[world.source].worker == worker.name:
             self.check(worker.core.clean, f"the source {worker.name} does not stand at a commit")
+            self.check(
+                worker.position in self.sealed, f"the source {worker.name} has a state nobody committed"
+            )
             self.entry_state[world.generation] = worker.position
         for name in sorted(names_of(world)):
             other = self.find(name)
@@ -480,7 +504,9 @@ class JobWorld:
         waiting[worker.name] = done
         if len(waiting) == len(group.world.members):
             positions = {self.find(n).position for n in waiting} if step > 0 else set()  # type: ignore[union-attr]
-            self.check(len(positions) <= 1, f"step {step} of generation {group.world.generation}: states differ")
+            self.check(
+                len(positions) <= 1, f"step {step} of generation {group.world.generation}: states differ"
+            )
             del group.arrived[step]
             for callback in waiting.values():
                 self.loop.after(self.rng.uniform(0.0, 0.05), lambda cb=callback: cb(True))  # type: ignore[misc]
@@ -495,8 +521,12 @@ class JobWorld:
     def on_commit(self, worker: SimWorker, generation: int, rank: int) -> None:
         position = worker.position
         known = self.history.setdefault((generation, position.commits), position)
-        self.check(known == position, f"commit {position.commits} of generation {generation} is not one state")
-        self.entries.append(Committed(generation=generation, step=position.commits, rank=rank, wall_s=self.loop.now))
+        self.check(
+            known == position, f"commit {position.commits} of generation {generation} is not one state"
+        )
+        self.entries.append(
+            Committed(generation=generation, step=position.commits, rank=rank, wall_s=self.loop.now)
+        )
         if rank == 0 and position.commits % self.checkpoint_every == 0:
             self.checkpoint = position
 
@@ -540,6 +570,3 @@ def names_of(world: World) -> set[str]:
 def run_world(seed: int) -> str:
     """Play the story of one seed. Raises AssertionError with the event log if an invariant is violated."""
     return JobWorld(seed).run()
-
-
-

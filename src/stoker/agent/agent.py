@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -77,6 +78,8 @@ class Agent:
         self.core = NodeCore(new_id("node"))
         self._codec: FrameCodec[ToAgent] = FrameCodec(ToAgent)
         self._running: dict[str, _Running] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._writer: asyncio.StreamWriter | None = None
         self._flush: asyncio.TimerHandle | None = None
         self._flush_at = 0.0
@@ -136,7 +139,10 @@ class Agent:
         while True:
             try:
                 reader, self._writer = await open_stream(
-                    config.master_host, config.master_port, config.token, timeout_s=config.timeouts.beat_timeout_s
+                    config.master_host,
+                    config.master_port,
+                    config.token,
+                    timeout_s=config.timeouts.beat_timeout_s,
                 )
                 return reader
             except MasterUnreachable as error:
@@ -168,7 +174,8 @@ class Agent:
         beating = asyncio.create_task(self._beat(), name="agent-beat")
         reading = asyncio.create_task(self._read(reader), name="agent-read")
         try:
-            await asyncio.wait({reading, self._done}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {reading, self._done}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             return await reading if reading.done() else None
         finally:
             for task in (beating, reading):
@@ -254,6 +261,7 @@ class Agent:
             self._report_soon(0.0)
             return
         self._running[spec.worker] = _Running(process, output)
+        self._idle.clear()
         self.core.on_spawned(spec.worker, process.pid)
         self._spare_port = free_port(config.address)
         self._report_soon(COALESCE_S)
@@ -303,6 +311,8 @@ class Agent:
             self.late_failure = words or f"{worker} ended with {code if code is not None else signal_number}"
         self._apply(self.core.on_exit(worker, ended))
         self._report_soon(0.0)
+        if not self._running:
+            self._idle.set()
 
     def _on_hello(self, worker: str) -> None:
         self._apply(self.core.on_hello(worker))
@@ -320,8 +330,7 @@ class Agent:
             running.failure = message
 
     async def _wait_for_workers(self) -> None:
-        while self._running:
-            await asyncio.sleep(0.01)
+        await self._idle.wait()
 
 
 def _error_file(folder: Path) -> str:

@@ -11,7 +11,7 @@ _NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,62}$")
 def check_name(kind: str, name: str) -> str:
     """Return `name` if it is safe in paths and URLs.
 
-    Raises ValueError: lower-case letters, digits, `.`, `_`, `-`; 1–63 characters; starts with a letter or digit.
+    Raises ValueError: lower-case letters, digits, `.`, `_`, `-`; 1-63 characters; starts with a letter or digit.
     """
     if not _NAME.match(name) or ".." in name:
         raise ValueError(

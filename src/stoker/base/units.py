@@ -14,7 +14,9 @@ def parse_size_bytes(text: str) -> int:
     """`20GB` → 20·10⁹, `20GiB` → 20·2³⁰, `512` → 512. Raises ValueError, naming the text."""
     match = _SIZE.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a size: write a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB")
+        raise ValueError(
+            f"{text!r} is not a size: write a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
+        )
     number, power, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[power.lower()])
 

@@ -67,7 +67,7 @@ class Dataset:
         assert self.decode is not None
         try:
             return self.decode(body)
-        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+        except Exception as error:
             raise BadRecord(
                 f"record {key!r} of {self.url!r} ({len(body)} bytes): decode raised "
                 f"{type(error).__name__}: {error}"

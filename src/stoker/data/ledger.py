@@ -27,9 +27,7 @@ class Ledger:
             raise EnvironmentProblem(f"cannot write the audit to {self._path}: {error}") from None
         self._encode = msgspec.json.Encoder().encode
 
-    def read(
-        self, live: Session, step: int, dataset: str, epoch: int, records: tuple[int, ...]
-    ) -> None:
+    def read(self, live: Session, step: int, dataset: str, epoch: int, records: tuple[int, ...]) -> None:
         self._write(
             Read(
                 generation=live.generation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -66,7 +67,7 @@ class Loader:
         self._plan = _Plan()
         self._session = session()
         self._source: DataLoader[Any] = DataLoader(
-            _Fetcher(dataset, collate_fn or default_collate),
+            _Fetcher(dataset, collate_fn or default_collate),  # type: ignore[arg-type]
             batch_sampler=self._plan,
             collate_fn=_same,
             num_workers=num_workers,
@@ -79,7 +80,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps in a whole epoch."""
-        return -(-len(self.dataset) // self.global_batch_size)
+        return math.ceil(len(self.dataset) / self.global_batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         live, records, epoch = self._session, len(self.dataset), self.epoch
@@ -90,11 +91,11 @@ class Loader:
             rank=live.rank,
             world_size=live.world_size,
         )
-        steps = -(-(records - self.cursor) // self.global_batch_size)
-        batches = iter(self._source) if steps > 0 else iter(())
+        steps = math.ceil((records - self.cursor) / self.global_batch_size)
+        batches: Iterator[Any] = iter(self._source) if steps > 0 else iter(())
         for _ in range(steps):
             live.check()
-            batch = next(batches)
+            batch: Any = next(batches)
             if isinstance(batch, StokerError):
                 raise batch
             share, numbers = self._plan.taken.popleft()

@@ -45,7 +45,9 @@ class Session:
 
     def positions(self) -> dict[str, dict[str, Any]]:
         """The position of every live loader."""
-        return {name: loader.state_dict() for name, ref in self._loaders.items() if (loader := ref()) is not None}
+        return {
+            name: loader.state_dict() for name, ref in self._loaders.items() if (loader := ref()) is not None
+        }
 
     def restore(self, positions: dict[str, dict[str, Any]]) -> None:
         """Put every live loader back."""

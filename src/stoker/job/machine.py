@@ -38,12 +38,10 @@ from stoker.job.events import (
     Send,
     StopRequested,
 )
-from stoker.job.membership import NoSource, form_world
+from stoker.job.generations import FRUITLESS_LIMIT, Generations
 from stoker.job.roster import Node, Roster, Worker
 from stoker.wire.job import PROTOCOL, NodeReport, Outcome, WorkerExit, World
 
-FRUITLESS_LIMIT = 20
-"""Worlds in a row that may break before their first commit."""
 Phase = Literal["waiting", "forming", "running", "ended"]
 
 
@@ -68,18 +66,10 @@ class JobMachine:
         self.config = config
         self.roster = Roster()
         self.phase: Phase = "waiting"
-        self.generation = 0
-        self.world: World | None = None
-        """The newest world; while `forming`, the one that is being left."""
+        self.generations = Generations()
         self.restarts_used = 0
         self.outcome: Outcome | None = None
         self._effects: list[Effect] = []
-        self._stop_at_commit = -1
-        self._awaited: set[str] = set()
-        self._forming_since = 0.0
-        self._fruitless = 0
-        self._last_start = -1
-        self._last_reason = ""
         self._short_since: float | None = None
         self._enough_since: float | None = None
 
@@ -94,12 +84,21 @@ class JobMachine:
             case NodeLost(node, why):
                 self._on_node_lost(node, why, now)
             case StopRequested(why, exit_code):
-                self._end(Outcome(success=False, exit_code=exit_code, why=why))
+                self._fail(exit_code, why)
             case _:
                 self._on_tick(now)
         self._advance(now)
         self._send_directives()
         return self._effects
+
+    @property
+    def generation(self) -> int:
+        return self.generations.number
+
+    @property
+    def world(self) -> World | None:
+        """The newest world; while `forming`, the one that is being left."""
+        return self.generations.world
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -130,9 +129,7 @@ class JobMachine:
         node.last_seq, node.last_seen = report.seq, now
         node.spare_port = report.spare_port
         if report.problem:
-            self._end(
-                Outcome(success=False, exit_code=EXIT_ENVIRONMENT, why=f"{node.node}: {report.problem}")
-            )
+            self._fail(EXIT_ENVIRONMENT, f"{node.node}: {report.problem}")
             return
         if report.leaving and not node.leaving:
             node.leaving = report.leaving
@@ -239,7 +236,7 @@ class JobMachine:
             for slot in range(node.join.slots):
                 self._start_worker(node, slot, rank=rank, world_size=total)
                 rank += 1
-        self._awaited = {w.worker for w in self.roster.live()}
+        self.generations.awaited = {w.worker for w in self.roster.live()}
 
     def _start_worker(
         self, node: Node, slot: int, *, rank: int | None = None, world_size: int | None = None
@@ -264,68 +261,53 @@ class JobMachine:
                 self._start_worker(node, slot)
 
     def _begin_forming(self, why: str, now: float, stop_at_commit: int = -1) -> None:
-        self.generation += 1
         self.phase = "forming"
-        self._stop_at_commit = stop_at_commit
-        self._forming_since = now
-        self._last_reason = why
-        self._awaited = {m.worker for m in self.world.members} if self.world is not None else set()
+        self.generations.begin(why, now, stop_at_commit)
         self._record("generation", why, stop_at_commit=stop_at_commit)
 
     def _try_form(self, now: float) -> None:
         """Fix the world once everybody who must has acknowledged the generation."""
-        live = self.roster.live()
-        gone = self._awaited - {w.worker for w in live}
-        if self._stop_at_commit >= 0 and gone:
-            self._begin_forming(f"{', '.join(sorted(gone))} ended before the agreed commit", now)
-        awaited = [w for w in live if w.worker in self._awaited and not w.has_parked(self.generation)]
-        if awaited:
-            self._press(awaited, now)
-            return
-        staying = [w for w in live if self.roster.is_staying(w)]
-        ready = [w for w in staying if w.has_parked(self.generation)]
-        if not ready:
-            self._form_without_survivors(staying)
-            return
-        if len({w.node for w in ready}) < self.config.min_nodes:
-            return
-        world = form_world(self.generation, [self.roster.candidate(w) for w in ready])
-        if isinstance(world, NoSource):
-            self._roll_back(world.why, ready, now)
-        else:
-            self._run(world)
+        config = self.config
+        verdict = self.generations.judge(self.roster, now, min_nodes=config.min_nodes, park_s=config.park_s)
+        match verdict.step:
+            case "again":
+                self._begin_forming(verdict.why, now)
+            case "drop":
+                self._drop(verdict.workers, verdict.why, now)
+            case "empty" if self.roster.workers and len(self.roster.staying()) >= config.min_nodes:
+                self._fail(EXIT_FAILED, f"{verdict.why} and all restarts are used ({self.restarts_used})")
+            case "roll-back":
+                self._record("rollback", f"{verdict.why}: starting again from the last checkpoint")
+                self._drop(verdict.workers, verdict.why, now, as_one=True)
+            case "fruitless":
+                why = (
+                    f"{FRUITLESS_LIMIT} worlds in a row broke before their first step, the last because: "
+                    f"{verdict.why}. Can the nodes reach each other's addresses (--local-addr)?"
+                )
+                self._fail(EXIT_NO_WORLD, why)
+            case "run":
+                assert verdict.world is not None
+                self._run(verdict.world)
 
-    def _press(self, awaited: list[Worker], now: float) -> None:
-        """Somebody keeps the others waiting: first stop at once instead of at a commit, then replace it."""
-        waited_s = now - self._forming_since
-        if self._stop_at_commit >= 0 and waited_s > self.config.park_s / 2:
-            self._begin_forming("the agreed commit did not come", now)
-            return
-        stuck = [w for w in awaited if w.state.phase != "starting"]
-        if waited_s <= self.config.park_s or not stuck:
-            return
-        why = f"it did not leave its step within {self.config.park_s:.0f} s"
-        for worker in stuck:
+    def _drop(self, workers: tuple[Worker, ...], why: str, now: float, *, as_one: bool = False) -> None:
+        """Do without these workers, and replace them if the budget allows; `as_one`: as a single restart."""
+        killed = WorkerExit(code=None, signal=9, message=why)
+        used = self.restarts_used
+        for worker in workers:
             if self.phase == "forming":
-                self._on_exit(worker, WorkerExit(code=None, signal=9, message=why), now)
+                self._on_exit(worker, killed, now)
+                if as_one:
+                    self.restarts_used = used
+        if as_one:
+            self.restarts_used = used + 1
         if self.phase == "forming":
-            self._begin_forming(f"{', '.join(w.worker for w in stuck)}: {why}", now)
+            self._begin_forming(f"{', '.join(w.worker for w in workers)}: {why}", now)
 
     def _run(self, world: World) -> None:
-        self._fruitless = self._fruitless + 1 if self._last_start == world.commits else 0
-        self._last_start = world.commits
-        if self._fruitless > FRUITLESS_LIMIT:
-            why = (
-                f"{self._fruitless} worlds in a row broke before their first step, the last because: "
-                f"{self._last_reason}. Can the nodes reach each other's addresses (--local-addr)?"
-            )
-            self._end(Outcome(success=False, exit_code=EXIT_NO_WORLD, why=why))
-            return
         lost = max(0, self.roster.highest_commit - world.commits)
         self.roster.highest_commit = world.commits
-        self.world = world
+        self.generations.settle(world)
         self.phase = "running"
-        self._stop_at_commit = -1
         self._record(
             "world",
             f"{len(world.members)} workers go on from commit {world.commits} of rank {world.source}",
@@ -334,30 +316,10 @@ class JobMachine:
             commits_lost=lost,
         )
 
-    def _form_without_survivors(self, staying: list[Worker]) -> None:
-        """Nobody of the last world is left: wait for whoever starts, or give up."""
-        self._awaited |= {w.worker for w in staying}
-        if not staying and self.roster.workers and len(self.roster.staying()) >= self.config.min_nodes:
-            why = f"no worker is left and all restarts are used ({self.restarts_used})"
-            self._end(Outcome(success=False, exit_code=EXIT_FAILED, why=why))
-
-    def _roll_back(self, why: str, workers: list[Worker], now: float) -> None:
-        """No state can be copied: start everybody again from the last checkpoint, as one restart."""
-        self._record("rollback", f"{why}: starting again from the last checkpoint")
-        killed = WorkerExit(code=None, signal=9, message=why)
-        self._on_exit(workers[0], killed, now)
-        replaced = self.roster.workers.get(f"worker-{self.roster.workers_seen - 1}") is not workers[0]
-        for worker in workers[1:]:
-            worker.ended = True
-            if replaced and self.phase == "forming":
-                self._start_worker(self.roster.nodes[worker.node], worker.spec.slot)
-        if self.phase == "forming":
-            self._begin_forming(why, now)
-
     def _restart_all(self, why: str, now: float) -> None:
         """Plain scripts: every worker starts anew, with the ranks of the nodes that are there."""
         self.roster.workers.clear()
-        self.world = None
+        self.generations.world = None
         self._record("restart-all", why)
         if len(self.roster.staying()) >= self.config.min_nodes:
             self._launch(why, now)
@@ -371,7 +333,7 @@ class JobMachine:
         leaving = [n.leaving for n in self.roster.nodes.values()]
         if leaving and all(leaving):
             why = f"every node leaves: {leaving[0]}"
-            self._end(Outcome(success=False, exit_code=EXIT_INTERRUPTED, why=why))
+            self._fail(EXIT_INTERRUPTED, why)
             return
         if have >= need:
             self._short_since = None
@@ -384,7 +346,10 @@ class JobMachine:
                 f"only {have} of at least {need} nodes with workers for {self.config.timeout_s:.0f} s: start the "
                 "missing ones, lower the minimum (--nnodes MIN:MAX) or raise --timeout"
             )
-            self._end(Outcome(success=False, exit_code=EXIT_NO_WORLD, why=why))
+            self._fail(EXIT_NO_WORLD, why)
+
+    def _fail(self, exit_code: int, why: str) -> None:
+        self._end(Outcome(success=False, exit_code=exit_code, why=why))
 
     def _end(self, outcome: Outcome) -> None:
         if self.phase == "ended":
@@ -401,7 +366,7 @@ class JobMachine:
                 node,
                 self.roster,
                 generation=self.generation,
-                stop_at_commit=self._stop_at_commit,
+                stop_at_commit=self.generations.stop_at_commit,
                 world=formed,
                 old_world=self.world,
                 outcome=self.outcome,

@@ -13,7 +13,18 @@ import msgspec
 
 from stoker.base.clock import Clock
 from stoker.errors import EnvironmentProblem, WireError
-from stoker.job.events import End, Event, NodeJoined, NodeLost, NodeReported, Record, Refuse, Send, StopRequested, Tick
+from stoker.job.events import (
+    End,
+    Event,
+    NodeJoined,
+    NodeLost,
+    NodeReported,
+    Record,
+    Refuse,
+    Send,
+    StopRequested,
+    Tick,
+)
 from stoker.job.journal.port import Journal
 from stoker.job.machine import JobMachine
 from stoker.wire.frames import FrameCodec
@@ -46,6 +57,7 @@ class Master:
         self._codec: FrameCodec[ToMaster] = FrameCodec(ToMaster)
         self._streams: dict[str, _Stream] = {}
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._deserted = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -64,9 +76,9 @@ class Master:
 
     async def close(self, *, grace_s: float = 0.0) -> None:
         """Wait up to `grace_s` for the agents to hang up, then close everything."""
-        deadline = self.clock.now() + grace_s
-        while self._streams and self.clock.now() < deadline:
-            await asyncio.sleep(0.01)
+        if self._streams:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._deserted.wait(), grace_s)
         if self._ticking is not None:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -133,6 +145,8 @@ class Master:
         finally:
             if stream.node:
                 self._streams.pop(stream.node, None)
+                if not self._streams:
+                    self._deserted.set()
                 self.feed(NodeLost(stream.node, "its stream to the master broke"))
             writer.close()
             with contextlib.suppress(ConnectionError, OSError):
@@ -146,6 +160,7 @@ class Master:
             raise WireError(f"node {first.node} already has a stream")
         stream.node = first.node
         self._streams[first.node] = stream
+        self._deserted.clear()
         self.feed(NodeJoined(first))
         while (message := await self._codec.read(reader)) is not None:
             if not isinstance(message, NodeReport) or message.node != stream.node:

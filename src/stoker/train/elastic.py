@@ -6,7 +6,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from stoker.errors import ConfigError
 from stoker.train.runtime import Runtime
@@ -33,7 +33,9 @@ def elastic(function: Callable[Concatenate[State, P], R]) -> Callable[Concatenat
             )
         owner = state._runtime
         if owner.core.phase != "starting":
-            raise ConfigError("a script runs one @stoker.elastic function, once: put the loop over epochs into it")
+            raise ConfigError(
+                "a script runs one @stoker.elastic function, once: put the loop over epochs into it"
+            )
         owner.load_checkpoint(state)
         owner.park(state)
         while True:
@@ -43,7 +45,7 @@ def elastic(function: Callable[Concatenate[State, P], R]) -> Callable[Concatenat
                 return outcome[0]
             owner.leave(state)
 
-    return run
+    return cast(Callable[Concatenate[State, P], R], run)
 
 
 def _attempt(owner: Runtime, call: Callable[[], R]) -> tuple[R] | None:

@@ -5,11 +5,12 @@ No postponed annotations here: DistributedDataParallel checks the hook's by iden
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 
 from stoker.data.session import Session
 
 
-def weighted_mean(live: Session, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def weighted_mean(live: Session, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the sum of gradients, each weighted by its rank's share of the global batch."""
     buffer = bucket.buffer()
     share = live.share
@@ -21,7 +22,8 @@ def weighted_mean(live: Session, bucket: dist.GradBucket) -> torch.futures.Futur
         buffer.mul_(share.records / share.batch_records)
     work = dist.all_reduce(buffer, async_op=True)
     assert work is not None
-    return work.get_future().then(_first)
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
+    return averaged
 
 
 def _first(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from stoker.train.sockets import break_connections, listening_ports
 from stoker.wire.job import World
@@ -46,7 +47,7 @@ class ProcessGroup:
         size = len(world.members)
         store = self._store(world, rank)
         before = listening_ports()
-        prefixed = dist.PrefixStore(f"generation-{world.generation}", store)
+        prefixed = PrefixStore(f"generation-{world.generation}", store)
         dist.init_process_group(
             self.backend, store=prefixed, rank=rank, world_size=size, timeout=self._timeout
         )
@@ -61,15 +62,15 @@ class ProcessGroup:
             with self._lock:
                 self._ports, self._store_port = ports, 0
 
-    def _store(self, world: World, rank: int) -> dist.Store:
+    def _store(self, world: World, rank: int) -> Store:
         if len(world.members) == 1:
-            return dist.HashStore()
+            return HashStore()
         host, _, port = world.store.rpartition(":")
         with self._lock:
             self._ports, self._store_port = set(), int(port)
         if rank == 0 and self._own is not None:
             return self._own
-        store = dist.TCPStore(
+        store = TCPStore(
             host,
             int(port),
             is_master=False,
@@ -101,10 +102,10 @@ class ProcessGroup:
         if broken:
             self._own = self._new_store()
 
-    def _new_store(self) -> dist.TCPStore | None:
+    def _new_store(self) -> TCPStore | None:
         if self._address is None:
             return None
-        return dist.TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        return TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
 
     def _abort_nccl(self) -> None:
         group = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None

@@ -1,8 +1,8 @@
 """A worker's side of membership: which generation it belongs to, and when it must stop. Pure.
 
-    starting ─park()─▶ parked ─world of the acknowledged generation─▶ member ─finish()─▶ finished
-                          ▲                                             │                   │
-                          └──────────── leave() ────────────────────────┴───────────────────┘
+starting ─park()─▶ parked ─world of the acknowledged generation─▶ member ─finish()─▶ finished
+                      ▲                                             │                   │
+                      └──────────── leave() ────────────────────────┴───────────────────┘
 """
 
 from __future__ import annotations

@@ -193,11 +193,11 @@ class Runtime:
     def wrap(self, module: torch.nn.Module, options: dict[str, Any]) -> DistributedDataParallel:
         """DistributedDataParallel whose gradients are weighted by each rank's share."""
         if not dist.is_initialized():
-            raise StokerError("state.ddp is for use inside the @stoker.elastic function: there is no world yet")
+            raise StokerError(
+                "state.ddp is for use inside the @stoker.elastic function: there is no world yet"
+            )
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(
-            module, **{"device_ids": device_ids, "init_sync": False, **options}
-        )
+        wrapped = DistributedDataParallel(module, **{"device_ids": device_ids, "init_sync": False, **options})
         wrapped.register_comm_hook(self.session, weighted_mean)
         return wrapped
 

@@ -28,7 +28,7 @@ class _Seal:
     positions: dict[str, dict[str, Any]]
     random: Any
     numpy: Any
-    torch: torch.Tensor
+    cpu: torch.Tensor
     cuda: list[torch.Tensor]
 
 
@@ -57,7 +57,9 @@ class State:
         modules = {k: v for k, v in items.items() if isinstance(v, torch.nn.Module)}
         optimizers = {k: v for k, v in items.items() if isinstance(v, torch.optim.Optimizer)}
         rest = {k: v for k, v in items.items() if k not in modules and k not in optimizers}
-        objects = {k: v for k, v in rest.items() if hasattr(v, "state_dict") and hasattr(v, "load_state_dict")}
+        objects = {
+            k: v for k, v in rest.items() if hasattr(v, "state_dict") and hasattr(v, "load_state_dict")
+        }
         values = {k: v for k, v in rest.items() if k not in objects}
         for name in items:
             if name.startswith("_") or hasattr(type(self), name):
@@ -116,7 +118,9 @@ class State:
         """
         if len(self._modules) > 1 and "model" not in self._modules:
             names = ", ".join(self._modules)
-            raise ConfigError(f"state.ddp needs one module or one named `model`, not {names}: use state.wrap(module)")
+            raise ConfigError(
+                f"state.ddp needs one module or one named `model`, not {names}: use state.wrap(module)"
+            )
         if not self._modules:
             raise ConfigError("state.ddp needs a module: State(model=…)")
         return self.wrap(self._modules["model" if "model" in self._modules else next(iter(self._modules))])
@@ -165,9 +169,9 @@ class State:
             groups={k: _hyperparameters(o) for k, o in self._optimizers.items()},
             positions=session().positions(),
             random=random.getstate(),
-            numpy=np.random.get_state(),  # noqa: NPY002 - the user's scripts use it
-            torch=torch.get_rng_state(),
-            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            numpy=np.random.get_state(),
+            cpu=torch.get_rng_state(),
+            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         )
         self._stepped = False
 
@@ -191,8 +195,8 @@ class State:
                 group.update(copy.deepcopy(kept_group))
         session().restore(seal.positions)
         random.setstate(seal.random)
-        np.random.set_state(seal.numpy)  # noqa: NPY002
-        torch.set_rng_state(seal.torch)
+        np.random.set_state(seal.numpy)
+        torch.set_rng_state(seal.cpu)
         if seal.cuda:
             torch.cuda.set_rng_state_all(seal.cuda)
 
@@ -208,7 +212,11 @@ class State:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over an exported state. Raises ConfigError when it is another script's."""
-        for kind, mine in (("modules", self._modules), ("optimizers", self._optimizers), ("objects", self._objects)):
+        for kind, mine in (
+            ("modules", self._modules),
+            ("optimizers", self._optimizers),
+            ("objects", self._objects),
+        ):
             if set(state[kind]) != set(mine):
                 raise ConfigError(
                     f"the state to load has {kind} {sorted(state[kind])}, this script's State has {sorted(mine)}: is "

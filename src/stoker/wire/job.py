@@ -21,7 +21,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fiel
     """Base of all messages: immutable, tagged with its class name."""
 
 
-class WorkerExit(Message, tag="exit"):
+class WorkerExit(Message, frozen=True, tag="exit"):
     """How a worker process ended."""
 
     code: int | None
@@ -33,7 +33,7 @@ class WorkerExit(Message, tag="exit"):
     """When it ended, seconds since 1970."""
 
 
-class WorkerState(Message, tag="worker_state"):
+class WorkerState(Message, frozen=True, tag="worker_state"):
     """What a worker says about itself."""
 
     phase: WorkerPhase = "starting"
@@ -53,7 +53,7 @@ class WorkerState(Message, tag="worker_state"):
     """It imported Stoker and can change worlds in the process."""
 
 
-class WorkerReport(Message, tag="worker"):
+class WorkerReport(Message, frozen=True, tag="worker"):
     """A worker as its agent sees it."""
 
     worker: str
@@ -63,7 +63,7 @@ class WorkerReport(Message, tag="worker"):
     exit: WorkerExit | None = None
 
 
-class Join(Message, tag="join"):
+class Join(Message, frozen=True, tag="join"):
     """The first message of an agent."""
 
     node: str
@@ -79,7 +79,7 @@ class Join(Message, tag="join"):
     protocol: int = PROTOCOL
 
 
-class NodeReport(Message, tag="report"):
+class NodeReport(Message, frozen=True, tag="report"):
     """All that a node is."""
 
     node: str
@@ -93,7 +93,7 @@ class NodeReport(Message, tag="report"):
     """Why this node cannot run workers (it then leaves)."""
 
 
-class WorkerSpec(Message, tag="spec"):
+class WorkerSpec(Message, frozen=True, tag="spec"):
     """A worker that a node should run, with the environment that torchrun would give it."""
 
     worker: str
@@ -110,7 +110,7 @@ class WorkerSpec(Message, tag="spec"):
     max_restarts: int
 
 
-class Member(Message, tag="member"):
+class Member(Message, frozen=True, tag="member"):
     """One worker's place in a world."""
 
     worker: str
@@ -123,7 +123,7 @@ class Member(Message, tag="member"):
     """It receives the state from the source."""
 
 
-class World(Message, tag="world"):
+class World(Message, frozen=True, tag="world"):
     """One agreed world. `members` is ordered by rank."""
 
     generation: int
@@ -136,7 +136,7 @@ class World(Message, tag="world"):
     """`host:port` of the store through which the group meets."""
 
 
-class Outcome(Message, tag="outcome"):
+class Outcome(Message, frozen=True, tag="outcome"):
     """How the job ended."""
 
     success: bool
@@ -147,7 +147,7 @@ class Outcome(Message, tag="outcome"):
     failed_worker: str = ""
 
 
-class Directive(Message, tag="directive"):
+class Directive(Message, frozen=True, tag="directive"):
     """All that a node should be."""
 
     seq: int
@@ -161,13 +161,13 @@ class Directive(Message, tag="directive"):
     outcome: Outcome | None = None
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, tag="refused"):
     """The master does not take this node."""
 
     why: str
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """The first message of a worker to its agent."""
 
     worker: str
@@ -175,13 +175,13 @@ class Hello(Message, tag="hello"):
     protocol: int = PROTOCOL
 
 
-class Failure(Message, tag="failure"):
+class Failure(Message, frozen=True, tag="failure"):
     """The script's uncaught exception, said before the process ends."""
 
     message: str
 
 
-class Order(Message, tag="order"):
+class Order(Message, frozen=True, tag="order"):
     """What an agent tells its worker: the directive, cut down to what concerns it."""
 
     generation: int

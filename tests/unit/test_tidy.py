@@ -1,0 +1,132 @@
+"""The house rules that no linter knows: pure files, small rooms, no state in modules, settings in one file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "stoker"
+FILES = sorted(SOURCE.rglob("*.py"))
+IMPURE = {"asyncio", "socket", "time", "random", "os", "threading", "subprocess", "select"}
+PURE = [
+    "job/events.py",
+    "job/generations.py",
+    "job/machine.py",
+    "job/membership.py",
+    "job/relaunch.py",
+    "job/roster.py",
+    "job/watch.py",
+    "agent/core.py",
+    "train/member.py",
+    "data/order.py",
+    "data/audit.py",
+    "cache/layout.py",
+    "cache/flight.py",
+    "cache/block.py",
+    "cache/evict.py",
+    "base/rng.py",
+    "base/units.py",
+    "base/ranges.py",
+    "base/backoff.py",
+]
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_files_touch_neither_clock_nor_socket_nor_chance(name: str) -> None:
+    impure = imported(parse(SOURCE / name)) & IMPURE
+    assert not impure, f"{name} is pure and must get {impure} as arguments"
+
+
+def test_files_fit_on_a_few_screens() -> None:
+    long = {str(p.relative_to(SOURCE)): n for p in FILES if (n := p.read_text().count("\n")) > 400}
+    assert not long, f"split these along the design: {long}"
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{path.relative_to(SOURCE)}:{node.name}": length
+        for path in FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > 70
+    }
+    assert not long, f"too long: {long}"
+
+
+def test_classes_have_few_methods() -> None:
+    wide = {
+        f"{path.relative_to(SOURCE)}:{node.name}": count
+        for path in FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+        and (count := sum(isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) for n in node.body)) > 26
+    }
+    assert not wide, f"too many methods: {wide}"
+
+
+def test_modules_hold_no_mutable_state() -> None:
+    found = []
+    for path in FILES:
+        for node in parse(path).body:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, MUTABLE):
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [t.id for t in targets if isinstance(t, ast.Name)]
+            constant = all(n.isupper() or n.strip("_").isupper() or n == "__all__" for n in names)
+            if not constant:
+                found.append(f"{path.relative_to(SOURCE)}: {names}")
+    assert not found
+
+
+def test_only_settings_reads_the_environment() -> None:
+    readers = [
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "getenv")
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        and path.name != "settings.py"
+    ]
+    assert not readers
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    banned = []
+    for path in FILES:
+        tree = parse(path)
+        if imported(tree) & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}:
+            banned.append(f"{path.relative_to(SOURCE)}: pickle")
+        banned += [
+            f"{path.relative_to(SOURCE)}:{node.lineno} {node.func.id}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("eval", "exec")
+        ]
+    assert not banned
+
+
+@pytest.mark.parametrize(
+    "package", sorted(p.parent for p in SOURCE.rglob("__init__.py")), ids=lambda p: p.name
+)
+def test_every_package_says_what_it_is(package: Path) -> None:
+    assert ast.get_docstring(parse(package / "__init__.py")), f"{package} has no docstring"
