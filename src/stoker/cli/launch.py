@@ -130,10 +130,17 @@ def _verdict(outcome: Outcome | None, agent: Agent, folder: Path, launch: Launch
 
 
 def _audit(folder: Path) -> int:
-    from stoker.data.audit import audit_known  # noqa: PLC0415 - NumPy is not needed before
-    from stoker.data.ledger import read_ledgers  # noqa: PLC0415
+    from stoker.data.audit import audit_known
+    from stoker.data.ledger import read_ledgers
 
     report = audit_known(list(read_ledgers(folder / "audit")))
+    if report.unseen_steps:
+        log.warning(
+            "audit: this node's workers read only a part of %d steps; bring %s of all nodes together to check",
+            report.unseen_steps,
+            folder / "audit",
+        )
+        return EXIT_OK
     log.info(
         "audit: %d steps in %d generations, %d done again; records missed %d, repeated %d",
         report.steps,
@@ -150,7 +157,9 @@ def _log_folder(base: str) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot make the log folder {folder}: {error.strerror}; see --log-dir") from None
+        raise EnvironmentProblem(
+            f"cannot make the log folder {folder}: {error.strerror}; see --log-dir"
+        ) from None
     return folder.resolve()
 
 
@@ -198,7 +207,9 @@ async def _answers(endpoint: Endpoint) -> bool:
 def _start_cache(launch: Launch) -> CachePart | None:
     if launch.no_cache or launch.cache_endpoint is not None:
         if launch.buckets:
-            raise ConfigError("--bucket is for the embedded cache: configure the buckets where the cache is served")
+            raise ConfigError(
+                "--bucket is for the embedded cache: configure the buckets where the cache is served"
+            )
         return None
     settings = cache_settings()
     token = new_token()

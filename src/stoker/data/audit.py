@@ -61,6 +61,8 @@ class Report:
     steps_lost: int = 0
     """Steps that had been committed and were done again."""
     generations: int = 0
+    unseen_steps: int = 0
+    """Committed steps of which some ranks' reads are not among the entries (they are on another node)."""
     missed: int = 0
     repeated: int = 0
     by_epoch: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -97,7 +99,10 @@ def audit(
     )
     counts: dict[tuple[str, int], Counter[int]] = {}
     for step, generation in winner.items():
-        for read in reads.get((step, generation), ()):
+        here = reads.get((step, generation), [])
+        if here and len({read.rank for read in here}) < here[0].world_size:
+            report.unseen_steps += 1
+        for read in here:
             counts.setdefault((read.dataset, read.epoch), Counter()).update(read.records)
     for dataset, total in records.items():
         for epoch in range(epochs):

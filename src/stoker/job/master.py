@@ -29,7 +29,7 @@ from stoker.job.journal.port import Journal
 from stoker.job.machine import JobMachine
 from stoker.wire.frames import FrameCodec
 from stoker.wire.job import Join, NodeReport, Outcome, Refused, ToMaster
-from stoker.wire.stream import STREAM_PATH, SWITCHING, bearer_matches, read_head, response
+from stoker.wire.stream import STREAM_PATH, SWITCHING, ConnectionClosed, bearer_matches, read_head, response
 
 log = logging.getLogger("stoker.master")
 
@@ -140,6 +140,8 @@ class Master:
                 writer.write(response("200 OK", msgspec.json.encode(self.journal.entries())))
             else:
                 writer.write(response("404 Not Found", b'{"error":"no such route"}'))
+        except ConnectionClosed:
+            pass
         except (WireError, TimeoutError) as error:
             log.warning("closing a connection: %s", error)
         finally:

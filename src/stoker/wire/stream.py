@@ -13,6 +13,10 @@ UPGRADE = "stoker-frames/1"
 MAX_HEAD_BYTES = 16 * 1024
 
 
+class ConnectionClosed(WireError):
+    """The peer closed the connection before it said anything, as a probe does."""
+
+
 @dataclass(frozen=True)
 class Head:
     """Start line and headers; header names in lower case."""
@@ -31,10 +35,17 @@ class Head:
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head:
-    """Read up to the blank line. Raises WireError for anything that is not a bounded HTTP head."""
+    """Read up to the blank line.
+
+    Raises ConnectionClosed when nothing came, WireError for anything that is not a bounded HTTP head.
+    """
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
+    except asyncio.IncompleteReadError as error:
+        if not error.partial:
+            raise ConnectionClosed("the peer hung up without a word") from None
+        raise WireError("the peer hung up in the middle of an HTTP head") from None
+    except (asyncio.LimitOverrunError, ConnectionError) as error:
         raise WireError(f"no complete HTTP head: {error}") from None
     if len(raw) > MAX_HEAD_BYTES:
         raise WireError(f"an HTTP head of {len(raw)} bytes is over the limit of {MAX_HEAD_BYTES}")

@@ -1,0 +1,122 @@
+"""Start `stoker run` for real, and look at what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TOY = str(SCRIPTS / "toy.py")
+PLAIN = str(SCRIPTS / "plain_torchrun.py")
+
+
+@dataclass
+class Finished:
+    """A command that came to its end."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return f"--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+class Stoker:
+    """A running `stoker` command in a folder of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        own = {
+            "XDG_RUNTIME_DIR": str(folder / "runtime"),
+            "STOKER_CACHE_DIR": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        base = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "RANK", "WORLD"))}
+        (folder / "runtime").mkdir(exist_ok=True, mode=0o700)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.cli.main", *arguments],
+            cwd=folder,
+            env={**base, **own, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, timeout_s: float = 90.0) -> Finished:
+        try:
+            out, err = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            raise AssertionError(
+                f"still running after {timeout_s} s\n{Finished(-1, out, err).text}"
+            ) from None
+        return Finished(self.process.returncode, out, err)
+
+    def workers(self) -> list[psutil.Process]:
+        """Processes that run a script for this command, oldest first."""
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if any(part.endswith(".py") and "stoker/cache" not in part for part in child.cmdline()):
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return sorted(found, key=lambda p: (p.create_time(), p.pid))
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        self.process.send_signal(number)
+
+
+def run(folder: Path, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Finished:
+    """Run a command to its end."""
+    return Stoker(folder, *arguments, environment=environment).finish(timeout_s)
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float = 40.0, why: str = "condition") -> Any:
+    """Wait until `what()` is true; returns it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = what()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"no {why} within {timeout_s} s")
+
+
+def said(folder: Path) -> list[dict[str, Any]]:
+    """What the toy script's workers wrote at their end, by rank."""
+    return sorted((json.loads(p.read_text()) for p in folder.glob("*.json")), key=lambda s: s["rank"])
+
+
+def ledger(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Audit entries of one kind of the newest run, in the order of time."""
+    runs = sorted(folder.glob("stoker-logs/*"))
+    entries: list[dict[str, Any]] = []
+    for path in runs[-1].glob("audit/*.jsonl") if runs else ():
+        for line in path.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if entry["type"] == kind:
+                entries.append(entry)
+    return sorted(entries, key=lambda e: e["wall_s"])
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    return [
+        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]

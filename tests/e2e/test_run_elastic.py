@@ -1,0 +1,151 @@
+"""Elastic scripts under `stoker run`: real processes, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.run_helpers import TOY, Stoker, ledger, run, said, wait_for
+
+pytestmark = pytest.mark.real
+
+
+def assert_one_state(workers: list[dict[str, object]]) -> None:
+    weights = [w["weights"] for w in workers]
+    assert all(w == weights[0] for w in weights), weights
+
+
+def test_a_killed_worker_is_replaced_and_the_survivors_go_on(tmp_path: Path) -> None:
+    job = Stoker(tmp_path, "run", "--nproc-per-node", "3", "--audit", TOY, "--out", ".", "--epochs", "8",
+                 "--step-s", "0.05", "--batch-norm")  # fmt: skip
+    wait_for(lambda: len(ledger(tmp_path, "commit")) > 30, why="commits")
+    before = {w.pid for w in job.workers()}
+    victim = sorted(before)[1]
+    os.kill(victim, signal.SIGKILL)
+    done = job.finish()
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    workers = said(tmp_path)
+    pids = {w["pid"] for w in workers}
+    assert before - {victim} <= pids, "survivors keep their processes"
+    assert len(pids) == 3, done.text
+    assert {w["world_size"] for w in workers} == {3}
+    assert {w["commits"] for w in workers} == {8 * 20}
+    assert_one_state(workers)
+    copied = {e["generation"]: [] for e in ledger(tmp_path, "world")}  # type: ignore[var-annotated]
+    for entry in ledger(tmp_path, "world"):
+        copied[entry["generation"]].append(entry["copied"])
+    assert copied[2] == [False, False], "equal survivors copy nothing"
+    assert sorted(copied[3]) == [False, False, True], "the newcomer copies"
+
+
+@pytest.mark.parametrize("how", ["first", "last"])
+def test_rank_zero_or_the_last_may_die(tmp_path: Path, how: str) -> None:
+    rank = "0" if how == "first" else "2"
+    done = run(tmp_path, "run", "--nproc-per-node", "3", "--max-restarts", "0", "--audit", TOY, "--out", ".",
+               "--fail-at", f"{rank}:7:kill", "--batch", "23")  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    workers = said(tmp_path)
+    assert [w["rank"] for w in workers] == [0, 1]
+    assert_one_state(workers)
+
+
+def test_a_step_that_nobody_can_undo_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--audit", "--checkpoint-dir", "ckpt",
+               "--checkpoint-every", "5", TOY, "--metric", "--out", ".", "--fail-at", "1:12:kill")  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    assert {w["commits"] for w in said(tmp_path)} == {40}
+
+
+def test_all_workers_killed_start_again_from_the_checkpoint(tmp_path: Path) -> None:
+    job = Stoker(tmp_path, "run", "--nproc-per-node", "2", "--audit", "--checkpoint-dir", "ckpt",
+                 "--checkpoint-every", "10", TOY, "--out", ".", "--epochs", "3", "--step-s", "0.05")  # fmt: skip
+    wait_for(lambda: any(e["step"] >= 25 for e in ledger(tmp_path, "commit")), why="25 commits")
+    for worker in job.workers():
+        worker.kill()
+    done = job.finish()
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    second = [e for e in ledger(tmp_path, "world") if e["commits"] > 0]
+    assert second, "no world began from a checkpoint"
+    assert all(e["commits"] % 10 == 0 for e in second)
+    assert_one_state(said(tmp_path))
+
+
+def test_the_gradient_is_the_global_batch_mean_at_every_world_size(tmp_path: Path) -> None:
+    results = []
+    for size in ("1", "2", "3"):
+        folder = tmp_path / size
+        folder.mkdir()
+        done = run(folder, "run", "--nproc-per-node", size, TOY, "--out", ".", "--records", "61", "--batch", "10",
+                   "--step-s", "0")  # fmt: skip
+        assert done.code == 0, done.text
+        results.append(said(folder)[0]["weights"])
+    for weights in results[1:]:
+        assert weights == pytest.approx(results[0], abs=1e-4)
+
+
+def test_a_world_larger_than_the_last_batch(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "3", "--audit", TOY, "--out", ".", "--records", "41",
+               "--batch", "20", "--step-s", "0")  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    assert_one_state(said(tmp_path))
+
+
+def test_a_second_agent_joins_and_leaves(tmp_path: Path) -> None:
+    flags = (
+        "run",
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-endpoint",
+        "127.0.0.1:29471",
+        "--no-cache",
+    )
+    script = (TOY, "--out", ".", "--epochs", "12", "--step-s", "0.05")
+    first = Stoker(tmp_path, *flags, "--audit", *script)
+    wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
+    other = tmp_path / "other"
+    other.mkdir()
+    second = Stoker(other, *flags, *script, environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    wait_for(lambda: any(e["world_size"] == 2 for e in ledger(tmp_path, "world")), why="world of two")
+    second.interrupt()
+    left = second.finish(30)
+    assert left.code == 0, left.text
+    assert "left the job" in left.err
+    done = first.finish()
+    assert done.code == 0, done.text
+    assert "bring" in done.err, "an audit of one node of two says what it lacks"
+    sizes = [e["world_size"] for e in ledger(tmp_path, "world")]
+    assert sizes == [1, 2, 1], done.text
+    steps = [e["step"] for e in ledger(tmp_path, "commit")]
+    assert len(steps) == len(set(steps)), "no step was done twice"
+
+
+def test_loader_processes(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--max-restarts", "0", "--audit", TOY, "--out", ".",
+               "--num-workers", "2", "--fail-at", "0:5:kill")  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+
+
+def test_the_script_runs_alone(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, TOY, "--out", str(tmp_path), "--step-s", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert said(tmp_path)[0]["world_size"] == 1
