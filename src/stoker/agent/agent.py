@@ -299,7 +299,11 @@ class Agent:
             log.warning("%s", running.output.lost)
         failed = code != 0
         outcome = self.core.directive.outcome
-        words = running.failure or _error_file(running.output.folder) or running.output.last_words()
+        said = running.failure or _error_file(running.output.folder) or running.output.last_traceback()
+        words = said or running.output.last_lines()
+        if signal_number == signal.SIGABRT and said:
+            # An exception, whose exit PyTorch then aborts because a process group is still there.
+            code, signal_number = 1, None
         ended = WorkerExit(
             code=code,
             signal=signal_number,

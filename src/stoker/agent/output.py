@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 STREAMS = {"stdout": 1, "stderr": 2}
 TAIL_BYTES = 16 * 1024
 LINE_BYTES = 64 * 1024
-_TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):", re.MULTILINE)
+_TRACEBACK = re.compile(rb"^(?:\[rank\d+\]: )?Traceback \(most recent call last\):", re.MULTILINE)
 
 
 class StreamChoice:
@@ -85,8 +85,11 @@ class WorkerOutput:
             file.close()
         self._files = {}
 
-    def last_words(self) -> str:
-        """The last traceback on standard error, or its last lines."""
+    def last_traceback(self) -> str:
+        """The last traceback on standard error; empty if there is none."""
         starts = [match.start() for match in _TRACEBACK.finditer(self._tail)]
-        words = self._tail[starts[-1] :] if starts else b"\n".join(self._tail.split(b"\n")[-20:])
-        return words.decode("utf-8", "replace").strip()
+        return self._tail[starts[-1] :].decode("utf-8", "replace").strip() if starts else ""
+
+    def last_lines(self) -> str:
+        """The last lines on standard error."""
+        return b"\n".join(self._tail.split(b"\n")[-20:]).decode("utf-8", "replace").strip()
