@@ -32,6 +32,7 @@ from stoker.wire.job import Join, NodeReport, Outcome, Refused, ToMaster
 from stoker.wire.stream import STREAM_PATH, SWITCHING, ConnectionClosed, bearer_matches, read_head, response
 
 log = logging.getLogger("stoker.master")
+QUIET = frozenset({"worker-started", "node-joined", "waiting"})
 
 
 @dataclass
@@ -182,11 +183,24 @@ class Master:
             self.feed(Tick())
 
     def _record(self, kind: str, why: str, details: dict[str, Any]) -> None:
-        log.info("%s: %s", kind, why)
+        quiet = kind in QUIET or (kind == "node-lost" and self.machine.phase == "ended")
+        log.log(logging.DEBUG if quiet else logging.INFO, "%s", _sentence(kind, why, details))
         try:
             self.journal.append(self.clock.wall(), kind, why, details)
         except EnvironmentProblem as error:
             log.error("the event log is incomplete: %s", error)
+
+
+def _sentence(kind: str, why: str, details: dict[str, Any]) -> str:
+    """An entry of the event log for people."""
+    if kind == "generation":
+        return f"generation {details['generation']} forms: {why}"
+    if kind == "world":
+        return f"generation {details['generation']} runs: {why}"
+    if "worker" in details:
+        rank = f" (rank {details['rank']})" if "rank" in details else ""
+        return f"{details['worker']}{rank}: {why}"
+    return f"{details['node']}: {why}" if "node" in details else f"{kind}: {why}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -309,6 +309,19 @@ def _device(local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
+def readable_traceback(error: BaseException) -> str:
+    """The traceback; for our own errors without our own frames: the message says what they would."""
+    told = traceback.TracebackException.from_exception(error)
+    if isinstance(error, StokerError):
+        ours = str(Path(__file__).parents[1]) + "/"
+        part: traceback.TracebackException | None = told
+        while part is not None:
+            kept = [frame for frame in part.stack if not frame.filename.startswith(ours)]
+            part.stack = traceback.StackSummary.from_list(kept)
+            part = part.__cause__
+    return "".join(told.format())
+
+
 def _report_exception(
     channel: AgentChannel,
     kind: type[BaseException],
@@ -316,8 +329,9 @@ def _report_exception(
     trace: TracebackType | None,
 ) -> None:
     """`sys.excepthook` of a worker: the agent learns the traceback, the exit code is the error's own."""
-    channel.fail("".join(traceback.format_exception(kind, error, trace)))
-    sys.__excepthook__(kind, error, trace)
+    text = readable_traceback(error)
+    channel.fail(text)
+    sys.stderr.write(text)
     if isinstance(error, StokerError):
         sys.stderr.flush()
         sys.exit(error.exit_code)
