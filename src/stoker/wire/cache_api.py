@@ -13,6 +13,11 @@ Routes (all else under `/BUCKET/KEY` is an object):
 A frame is a kind (u8), a length (u32, big endian) and that many bytes. The frames of one key are DATA*
 then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
 voids the DATA frames of its key.
+
+The short circuit: a reader on the same machine may ask for paths in place of long records. One FOLDER frame
+(a StoreFolder in msgpack) then comes before all others, and a PATH frame may stand for a key: the record's
+length (u32, big endian) and the path of a file below that folder which holds the record and nothing else.
+The file may be gone when the reader opens it; the reader then asks again without paths.
 """
 
 from __future__ import annotations
@@ -33,6 +38,9 @@ FRAME = struct.Struct("!BI")
 FRAME_DATA = 0
 FRAME_LAST = 1
 FRAME_ERROR = 2
+FRAME_FOLDER = 3
+FRAME_PATH = 4
+PATH_SIZE = struct.Struct("!I")
 
 READ_KEYS_MAX = 65536
 LIST_LIMIT_MAX = 10_000
@@ -54,10 +62,22 @@ class ObjectPage(msgspec.Struct, frozen=True):
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """Whole objects of one bucket, to be answered in this order."""
+    """Whole objects of one bucket, to be answered in this order.
+
+    `paths_from_bytes`: objects of this size and more may be answered by PATH frames; None if none may.
+    """
 
     bucket: str
     keys: list[str]
+    paths_from_bytes: int | None = None
+
+
+class StoreFolder(msgspec.Struct, frozen=True):
+    """The folder of a server's files. Device and inode tell a reader whether its own `path` is the same one."""
+
+    path: bytes
+    device: int
+    inode: int
 
 
 class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,10 +108,14 @@ class BucketStatus(msgspec.Struct, frozen=True):
     hit_bytes: int
     origin_bytes: int
     origin_requests: int
+    path_hits: int = 0
 
 
 class CacheStatus(msgspec.Struct, frozen=True):
-    """Figures of one server since it started. `hits` and `misses` count objects asked for, not blocks."""
+    """Figures of one server since it started. `hits` and `misses` count objects asked for, not blocks.
+
+    `path_hits` are those of the hits that the reader was given a path for.
+    """
 
     version: str
     state: str
@@ -106,6 +130,7 @@ class CacheStatus(msgspec.Struct, frozen=True):
     origin_requests: int
     buckets: list[BucketStatus]
     notes: list[str] = []
+    path_hits: int = 0
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

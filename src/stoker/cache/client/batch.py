@@ -6,15 +6,32 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stoker.cache.client.local_files import LocalFiles, read_file
 from stoker.errors import WireError
-from stoker.wire.cache_api import FRAME, FRAME_DATA, FRAME_ERROR, FRAME_LAST, ErrorBody, error_of
+from stoker.wire.cache_api import (
+    FRAME,
+    FRAME_DATA,
+    FRAME_ERROR,
+    FRAME_FOLDER,
+    FRAME_LAST,
+    FRAME_PATH,
+    PATH_SIZE,
+    ErrorBody,
+    error_of,
+)
 
 
-def split_frames(body: bytes | bytearray, bucket: str, keys: Sequence[str]) -> list[bytes]:
-    """The objects in the order of `keys`. Raises the typed error of the first that failed; WireError."""
+def split_frames(
+    body: bytes | bytearray, bucket: str, keys: Sequence[str], files: LocalFiles | None = None
+) -> list[bytes | None]:
+    """The objects in the order of `keys`; None for one whose file is not there.
+
+    Raises the typed error of the first that failed; WireError.
+    """
     unpack, size = FRAME.unpack_from, FRAME.size
     view = memoryview(body)
-    items: list[bytes] = []
+    items: list[bytes | None] = []
+    folder: bytes | None = None
     parts: list[bytes] = []
     position, end = 0, len(body)
     while position < end:
@@ -29,8 +46,14 @@ def split_frames(body: bytes | bytearray, bucket: str, keys: Sequence[str]) -> l
             data = bytes(view[start:position])
             items.append(b"".join((*parts, data)) if parts else data)
             parts = []
+        elif kind == FRAME_PATH and files is not None and length > PATH_SIZE.size:
+            (item_bytes,) = PATH_SIZE.unpack_from(body, start)
+            path = bytes(view[start + PATH_SIZE.size : position])
+            items.append(None if folder is None else read_file(folder + path, item_bytes))
         elif kind == FRAME_DATA:
             parts.append(bytes(view[start:position]))
+        elif kind == FRAME_FOLDER and files is not None:
+            folder = files.find(bytes(view[start:position]))
         elif kind == FRAME_ERROR:
             raise _error(bytes(view[start:position]), bucket, keys, len(items))
         else:

@@ -74,7 +74,7 @@ class Admin:
                     name=name, origin=without_query(bucket.spec.origin_url), policy=bucket.spec.policy,
                     held_bytes=held_bytes, held_blocks=blocks, hits=bucket.hits, misses=bucket.misses,
                     hit_bytes=bucket.hit_bytes, origin_bytes=counters.bytes_read,
-                    origin_requests=counters.requests,
+                    origin_requests=counters.requests, path_hits=bucket.path_hits,
                 )
             )  # fmt: skip
         problem = engine.shelf.problem
@@ -91,6 +91,7 @@ class Admin:
             origin_bytes=sum(row.origin_bytes for row in rows),
             origin_requests=sum(row.origin_requests for row in rows),
             buckets=rows,
+            path_hits=sum(row.path_hits for row in rows),
             notes=[*self._notes(), *([] if problem is None else [problem])],
         )
 

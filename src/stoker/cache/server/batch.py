@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 
 import msgspec
 
 from stoker.cache.layout import BlockSpan, block_bounds, block_count
+from stoker.cache.server.at_once import AtOnce
 from stoker.cache.server.engine import Bucket, Engine, Pointer
 from stoker.cache.server.port import Answer, Request
 from stoker.cache.server.serve import send_block
-from stoker.cache.store.port import OpenFile
 from stoker.cache.store.shelf import HOT_BLOCK_BYTES_MAX, Held
 from stoker.errors import AccessDenied, ConfigError, CorruptBlock, ObjectChanged, StokerError
 from stoker.wire.cache_api import (
@@ -30,9 +29,7 @@ from stoker.wire.cache_api import (
 from stoker.wire.http import check_key
 
 _WINDOW_KEYS = 128
-_FILES_MAX = 512
 _WINDOW_BYTES = 32 * 1024 * 1024
-_AT_ONCE_BYTES = 4 * 1024 * 1024
 _decoder = msgspec.msgpack.Decoder(ReadRequest)
 
 _First = tuple[Pointer, Held | bytes | None]
@@ -43,6 +40,7 @@ class BatchReader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._at_once = AtOnce(engine)
 
     async def answer(self, request: Request, answer: Answer) -> None:
         """Errors of a key go into its frames; ConfigError, ObjectNotFound, AccessDenied are the batch's."""
@@ -52,89 +50,20 @@ class BatchReader:
         if len(wanted.keys) > READ_KEYS_MAX:
             raise ConfigError(f"a batch has at most {READ_KEYS_MAX} keys, not {len(wanted.keys)}")
         bucket = self._engine.bucket(wanted.bucket)
-        parts = self._all_in_memory(bucket, wanted.keys)
-        if parts is not None:
-            body = b"".join(parts)
-            answer.start(200, [("Content-Type", MSGPACK)], len(body))
-            answer.data(body)
-        elif (files := self._all_in_files(bucket, wanted.keys)) is not None:
-            self._send_files(bucket, files, answer)
-        else:
+        may_have_paths = request.is_own_user and self._at_once.folder_frame
+        paths_from_bytes = wanted.paths_from_bytes if may_have_paths else None
+        if not self._at_once.answer(bucket, wanted.keys, paths_from_bytes, answer):
             answer.start(200, [("Content-Type", MSGPACK)], None)
-            await self._stream(bucket, wanted.keys, answer)
+            await self._stream(bucket, wanted.keys, paths_from_bytes, answer)
         answer.finish()
 
-    def _all_in_memory(self, bucket: Bucket, keys: list[str]) -> list[bytes] | None:
-        """All frames, if every object is small and here; None otherwise."""
-        parts: list[bytes] = []
-        fresh, find, bytes_of = self._engine.fresh, self._engine.shelf.find, self._engine.shelf.bytes_of
-        size_bytes = 0
-        for key in keys:
-            pointer = fresh(bucket, key)
-            if pointer is None or pointer.size_bytes > HOT_BLOCK_BYTES_MAX:
-                return None
-            data = b""
-            if pointer.size_bytes:
-                held = find(pointer.first_block)
-                if held is None:
-                    return None
-                try:
-                    data = held.hot or bytes_of(held)
-                except CorruptBlock:
-                    return None
-            size_bytes += len(data)
-            if size_bytes > _AT_ONCE_BYTES:
-                return None
-            parts.append(FRAME.pack(FRAME_LAST, len(data)))
-            parts.append(data)
-        bucket.hits += len(keys)
-        bucket.hit_bytes += size_bytes
-        return parts
-
-    def _all_in_files(self, bucket: Bucket, keys: list[str]) -> list[tuple[Held, OpenFile | bytes]] | None:
-        """What to send, if every object is one block, here and known to be right; None otherwise."""
-        if len(keys) > _FILES_MAX:
-            return None
-        shelf = self._engine.shelf
-        found: list[tuple[Held, OpenFile | bytes]] = []
-        for key in keys:
-            first = self._at_once(bucket, key)
-            if first is None or first[0].size_bytes > self._engine.block_size_bytes:
-                return None
-            held = first[1]
-            if not isinstance(held, Held):
-                return None
-            try:
-                small = held.size_bytes <= HOT_BLOCK_BYTES_MAX
-                piece = shelf.bytes_of(held) if small else shelf.file_of(held)
-            except CorruptBlock:
-                return None
-            if piece is None:
-                return None
-            found.append((held, piece))
-        return found
-
-    def _send_files(self, bucket: Bucket, found: list[tuple[Held, OpenFile | bytes]], answer: Answer) -> None:
-        """Nothing is waited for, so what was found cannot have left."""
-        shelf = self._engine.shelf
-        size_bytes = sum(held.size_bytes for held, _ in found)
-        answer.start(200, [("Content-Type", MSGPACK)], size_bytes + len(found) * FRAME.size)
-        for held, piece in found:
-            frame = FRAME.pack(FRAME_LAST, held.size_bytes)
-            if isinstance(piece, bytes):
-                answer.data(frame + piece)
-            else:
-                shelf.pin(held)
-                answer.data(frame)
-                answer.file(piece, 0, held.size_bytes, partial(shelf.unpin, held))
-        bucket.hits += len(found)
-        bucket.hit_bytes += size_bytes
-
-    async def _stream(self, bucket: Bucket, keys: list[str], answer: Answer) -> None:
+    async def _stream(
+        self, bucket: Bucket, keys: list[str], paths_from_bytes: int | None, answer: Answer
+    ) -> None:
         coming: deque[tuple[str, asyncio.Task[_First] | _First, int]] = deque()
         coming_bytes = 0
         rest: Iterator[str] = iter(keys)
-        gathered: list[bytes] = []
+        gathered: list[bytes] = [] if paths_from_bytes is None else [self._at_once.folder_frame]
         gathered_bytes = 0
         try:
             while True:
@@ -142,7 +71,7 @@ class BatchReader:
                     key = next(rest, None)
                     if key is None:
                         break
-                    held = self._at_once(bucket, key)
+                    held = self._at_once.held(bucket, key)
                     size_bytes = 0 if held is not None else self._expected_bytes(bucket, key)
                     coming.append((key, held or self._begin(bucket, key), size_bytes))
                     coming_bytes += size_bytes
@@ -155,7 +84,7 @@ class BatchReader:
                     answer.data(b"".join(gathered))
                     gathered, gathered_bytes = [], 0
                     await answer.drain()
-                small = await self._item(bucket, key, first, answer, gathered)
+                small = await self._item(bucket, first, paths_from_bytes, answer, gathered)
                 coming.popleft()
                 coming_bytes -= size_bytes
                 gathered_bytes += small
@@ -165,17 +94,6 @@ class BatchReader:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         answer.data(b"".join(gathered))
-
-    def _at_once(self, bucket: Bucket, key: str) -> _First | None:
-        pointer = self._engine.fresh(bucket, key)
-        if pointer is None:
-            return None
-        if pointer.size_bytes == 0:
-            return pointer, None
-        held = self._engine.shelf.find(pointer.first_block)
-        if held is None or not (held.is_verified or held.size_bytes <= HOT_BLOCK_BYTES_MAX):
-            return None
-        return pointer, held
 
     def _expected_bytes(self, bucket: Bucket, key: str) -> int:
         """What fetching a key ahead of its turn will keep in memory, as far as is known."""
@@ -202,8 +120,8 @@ class BatchReader:
     async def _item(
         self,
         bucket: Bucket,
-        key: str,
         first: asyncio.Task[_First] | _First,
+        paths_from_bytes: int | None,
         answer: Answer,
         gathered: list[bytes],
     ) -> int:
@@ -211,6 +129,14 @@ class BatchReader:
         try:
             pointer, block = await first if isinstance(first, asyncio.Task) else first
             count = block_count(pointer.size_bytes, self._engine.block_size_bytes)
+            if count == 1 and isinstance(block, Held) and paths_from_bytes is not None:
+                held = self._engine.shelf.find(block.block)
+                if held is not None and held.is_verified and held.size_bytes >= paths_from_bytes:
+                    frame = self._at_once.path_frame(held)
+                    gathered.append(frame)
+                    self._count(bucket, False, held.size_bytes)
+                    bucket.path_hits += 1
+                    return len(frame)
             if count <= 1 and pointer.size_bytes <= HOT_BLOCK_BYTES_MAX:
                 data = await self._small(pointer, block)
                 gathered += (FRAME.pack(FRAME_LAST, len(data)), data)

@@ -53,6 +53,7 @@ class Bucket:
     hits: int = 0
     misses: int = 0
     hit_bytes: int = 0
+    path_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import cast
@@ -22,6 +24,7 @@ from stoker.wire.http import BODY_BYTES_MAX, HEAD_BYTES_MAX, response_head, spli
 _LINGER_S = 1.0
 _PIPELINED_MAX = 64
 _PIPELINED_BYTES_MAX = 2 * BODY_BYTES_MAX
+_PEER = struct.Struct("iII")
 _NOT_FAST = frozenset({b"range", b"if-match", b"if-none-match", b"if-range", b"expect"})
 
 
@@ -66,6 +69,7 @@ class Front(asyncio.Protocol):
         own = socket.socket(fileno=socket.dup(original.fileno()))
         own.setblocking(False)
         tune(own)
+        self._is_own_user = is_own_user(own)
         self._outbox = Outbox(loop, own, self.drop)
         self._connections.add(self)
 
@@ -158,7 +162,12 @@ class Front(asyncio.Protocol):
                 self._finish_and_close()
             return
         request = Request(
-            method.decode("latin-1"), self._target, self._headers, b"".join(self._body), self._principal
+            method.decode("latin-1"),
+            self._target,
+            self._headers,
+            b"".join(self._body),
+            self._principal,
+            self._is_own_user,
         )
         self._queue.append(request)
         self._queued_bytes += len(request.body)
@@ -314,6 +323,15 @@ def error_response(status: int, code: str, message: str) -> bytes:
     if status == 401:
         headers.append(("WWW-Authenticate", 'Bearer realm="stoker"'))
     return response_head(status, headers) + body
+
+
+def is_own_user(sock: socket.socket) -> bool:
+    """Whether the peer is a process of this machine that ran as our user when it connected."""
+    if sock.family != socket.AF_UNIX:
+        return False
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, uid, _ = _PEER.unpack(credentials)
+    return bool(uid == os.geteuid())
 
 
 def tune(sock: socket.socket) -> None:

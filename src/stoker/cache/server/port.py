@@ -11,18 +11,28 @@ from stoker.cache.store.shelf import Held
 
 
 class Request:
-    """A request that the front does not answer itself. Header names are in lower case."""
+    """A request that the front does not answer itself. Header names are in lower case.
 
-    __slots__ = ("body", "headers", "method", "principal", "target")
+    `is_own_user`: it came from a process of this machine that runs as the server's user.
+    """
+
+    __slots__ = ("body", "headers", "is_own_user", "method", "principal", "target")
 
     def __init__(
-        self, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes, principal: Principal
+        self,
+        method: str,
+        target: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        principal: Principal,
+        is_own_user: bool = False,
     ) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.body = body
         self.principal = principal
+        self.is_own_user = is_own_user
 
     def header(self, name: bytes) -> str | None:
         """A header's value; None if it was not sent."""

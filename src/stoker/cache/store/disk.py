@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stoker.cache.layout import BlockId, block_name, block_path
 from stoker.cache.store.index import SqliteIndex
-from stoker.cache.store.port import Loaded, OpenFile, StoredBlock, StoredPointer
+from stoker.cache.store.port import Folder, Loaded, OpenFile, StoredBlock, StoredPointer
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 OPEN_FILES_MAX = 1024
@@ -43,6 +43,8 @@ class DiskStore:
         try:
             for part in ("blocks", "tmp"):
                 (folder / part).mkdir(parents=True, exist_ok=True)
+            found = os.stat(folder)
+            self._place = Folder(os.fsencode(folder.absolute()), found.st_dev, found.st_ino)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise EnvironmentProblem(f"cannot use the cache folder {folder}: {error.strerror}") from error
@@ -127,6 +129,12 @@ class DiskStore:
         if len(self._open_files) > self._open_files_max:
             self._open_files.popitem(last=False)
         return opened
+
+    def folder(self) -> Folder | None:
+        return self._place
+
+    def path_of(self, block: BlockId) -> bytes:
+        return f"blocks/{block_path(block_name(block))}".encode("ascii")
 
     def delete(self, block: BlockId) -> None:
         self._open_files.pop(block, None)

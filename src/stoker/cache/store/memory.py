@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.cache.layout import BlockId
-from stoker.cache.store.port import Loaded, OpenFile, StoredPointer
+from stoker.cache.store.port import Folder, Loaded, OpenFile, StoredPointer
 from stoker.errors import CorruptBlock
 
 
@@ -30,6 +30,12 @@ class MemoryStore:
 
     def open(self, block: BlockId) -> OpenFile | None:
         return None
+
+    def folder(self) -> Folder | None:
+        return None
+
+    def path_of(self, block: BlockId) -> bytes:
+        raise NotImplementedError("there are no files")
 
     def delete(self, block: BlockId) -> None:
         self._blocks.pop(block, None)

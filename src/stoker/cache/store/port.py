@@ -39,6 +39,14 @@ class Loaded(NamedTuple):
     notes: list[str]
 
 
+class Folder(NamedTuple):
+    """Where the files of a store are, and the identity of that folder."""
+
+    path: bytes
+    device: int
+    inode: int
+
+
 class OpenFile:
     """A descriptor that closes with its last user, so that nobody is served from a reused number."""
 
@@ -72,6 +80,14 @@ class Store(Protocol):
 
     def open(self, block: BlockId) -> OpenFile | None:
         """A descriptor to send the block from; None where there are no files. Raises CorruptBlock."""
+        ...
+
+    def folder(self) -> Folder | None:
+        """The folder that `path_of` starts from; None where there are no files."""
+        ...
+
+    def path_of(self, block: BlockId) -> bytes:
+        """Where the file of a block is, in `folder`. Whether it is there is not looked up."""
         ...
 
     def delete(self, block: BlockId) -> None:

@@ -11,7 +11,7 @@ from stoker.base.clock import Clock
 from stoker.cache.block import Residency
 from stoker.cache.evict import Evictor
 from stoker.cache.layout import BlockId
-from stoker.cache.store.port import OpenFile, Store
+from stoker.cache.store.port import Folder, OpenFile, Store
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 HOT_BLOCK_BYTES_MAX = 64 * 1024
@@ -23,7 +23,7 @@ _RETRY_S = 5.0
 class Held:
     """A block that is here. `hot` are its bytes where they are also in memory."""
 
-    __slots__ = ("block", "crc", "hot", "is_verified", "recently_used", "size_bytes")
+    __slots__ = ("block", "crc", "hot", "is_verified", "path", "recently_used", "size_bytes")
 
     def __init__(self, block: BlockId, size_bytes: int, crc: int, is_verified: bool) -> None:
         self.block = block
@@ -31,6 +31,7 @@ class Held:
         self.crc = crc
         self.is_verified = is_verified
         self.hot: bytes | None = None
+        self.path: bytes | None = None
         self.recently_used = False
 
 
@@ -147,6 +148,17 @@ class Shelf:
         except CorruptBlock:
             self.discard(held.block)
             raise
+
+    @property
+    def folder(self) -> Folder | None:
+        """The folder that `path_of` starts from; None where there are no files."""
+        return self._store.folder()
+
+    def path_of(self, held: Held) -> bytes:
+        """The file of a verified block, for a reader who can bear that it leaves at any time."""
+        if held.path is None:
+            held.path = self._store.path_of(held.block)
+        return held.path
 
     def pin(self, held: Held) -> None:
         """Keep it until the matching `unpin`."""
