@@ -113,6 +113,10 @@ class Runtime:
 
     def park(self, state: Sealed) -> None:
         """Ready for a world."""
+        # What imports and set-up made lives as long as the process: without it the collection in `leave` takes
+        # microseconds instead of 0.15 s.
+        gc.collect()
+        gc.freeze()
         with self._changed:
             self.core.park(
                 commits=self.core.commits, clean=state.stands_at_commit, store=self._open_store().endpoint
