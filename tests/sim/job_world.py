@@ -292,6 +292,8 @@ class SimNode:
                 self.world.loop.after(self.world.rng.uniform(0.0001, 0.01), give)
             else:
                 self.done = True
+                if effect.outcome is None:
+                    self.world.on_left(self)
 
 
 class JobWorld:
@@ -343,7 +345,14 @@ class JobWorld:
     def plan_faults(self) -> None:
         for _ in range(self.rng.below(5)):
             fault = self.rng.choice(
-                (self.kill_worker, self.kill_worker, self.kill_node, self.cut_node, self.fail_script)
+                (
+                    self.kill_worker,
+                    self.kill_worker,
+                    self.kill_node,
+                    self.cut_node,
+                    self.leave_node,
+                    self.fail_script,
+                )
             )
             if fault == self.fail_script and self.rng.chance(0.8):
                 fault = self.kill_worker
@@ -385,8 +394,21 @@ class JobWorld:
             node.cut_until = self.loop.now + self.rng.uniform(0.5, 20.0)
             self.note(f"cut {node.name} until {node.cut_until:.1f}")
 
+    def leave_node(self) -> None:
+        nodes = [n for n in self.nodes if n.alive and not n.done]
+        if nodes:
+            node = self.rng.choice(nodes)
+            self.note(f"{node.name} asks to leave")
+            node.core.leaving = "preempted"
+            node.report()
+
     def replace_node(self, node: SimNode) -> None:
         self.add_node(node.slots, self.rng.uniform(0.5, 10.0))
+
+    def on_left(self, node: SimNode) -> None:
+        self.loop.after(self.rng.uniform(0.001, 0.05), lambda: self.feed(NodeLost(node.name, "it left")))
+        if self.rng.chance(0.7):
+            self.replace_node(node)
 
     def add_node(self, slots: int, delay_s: float) -> None:
         self.node_count += 1

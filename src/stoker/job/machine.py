@@ -201,14 +201,14 @@ class JobMachine:
     # -- progress -----------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        if self.phase != "ended":
-            self._check_minimum(now)
-        if self.phase == "waiting":
-            self._wait_for_nodes(now)
         if self.phase in ("forming", "running"):
             self._fill_new_nodes(now)
             if watch.is_complete(self.world, self.roster):
                 self._end(Outcome(success=True, exit_code=EXIT_OK, why="every worker finished"))
+        if self.phase != "ended":
+            self._check_minimum(now)
+        if self.phase == "waiting":
+            self._wait_for_nodes(now)
         if self.phase == "running" and self.world is not None:
             regroup = watch.regroup_reason(self.world, self.roster, now, self.config.last_call_s)
             if regroup is not None:
@@ -263,6 +263,7 @@ class JobMachine:
     def _begin_forming(self, why: str, now: float, stop_at_commit: int = -1) -> None:
         self.phase = "forming"
         self.generations.begin(why, now, stop_at_commit)
+        self.generations.awaited |= {w.worker for w in self.roster.live() if w.state.phase == "parked"}
         self._record("generation", why, stop_at_commit=stop_at_commit)
 
     def _try_form(self, now: float) -> None:
