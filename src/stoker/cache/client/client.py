@@ -25,6 +25,9 @@ from stoker.wire.cache_api import (
 from stoker.wire.http import check_key, etag_of, object_target, version_of
 
 T = TypeVar("T")
+# While files of one piece are read, the server looks up the next.
+_PIECE_KEYS = 16
+_PIPELINED_KEYS_MAX = 512
 
 
 class CacheClient:
@@ -92,9 +95,16 @@ class CacheClient:
 
     def _read_batch(self, bucket: str, keys: list[str], files: LocalFiles | None) -> list[bytes | None]:
         """None stands for what the server has in a file that is not there; only with `files`."""
-        wanted = ReadRequest(bucket, keys, None if files is None else files.from_bytes)
-        _, body = self._transport.request("POST", "/-/read", body=msgspec.msgpack.encode(wanted))
-        return split_frames(body, bucket, keys, files)
+        step = len(keys)
+        if files is not None and files.is_used and len(keys) <= _PIPELINED_KEYS_MAX:
+            step = _PIECE_KEYS
+        parts = [keys[first : first + step] for first in range(0, len(keys), step)]
+        from_bytes = None if files is None else files.from_bytes
+        bodies = [msgspec.msgpack.encode(ReadRequest(bucket, part, from_bytes)) for part in parts]
+        items: list[bytes | None] = []
+        for part, body in zip(parts, self._transport.post_all("/-/read", bodies), strict=True):
+            items += split_frames(body, bucket, part, files)
+        return items
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:
         """Size in bytes and version of an object. Raises ObjectNotFound, OriginError."""

@@ -59,11 +59,15 @@ class Connection:
         """Close the socket."""
         self._socket.close()
 
-    def ask(self, request: bytes, timeout_s: float) -> ResponseHead:
-        """Send a request and read the head of the response. No silence is longer than `timeout_s`."""
+    def send(self, request: bytes, timeout_s: float) -> None:
+        """Send a request, or several at once. No silence from here on is longer than `timeout_s`."""
         self.is_reusable = False
         self._socket.settimeout(timeout_s)
         self._socket.sendall(request)
+
+    def head(self) -> ResponseHead:
+        """Read the head of the next response."""
+        self.is_reusable = False
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > HEAD_BYTES_MAX:
                 raise WireError("the server's response head is too large")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from stoker.errors import WireError
 from stoker.wire.cache_api import StoreFolder
 
-PATHS_FROM_BYTES = 16 * 1024
+PATHS_FROM_BYTES = 24 * 1024
 """From here on a file is cheaper than bytes over a Unix socket."""
 
+_KEPT_BYTES = 16 * 1024 * 1024
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -20,6 +22,7 @@ class LocalFiles:
 
     def __init__(self, from_bytes: int = PATHS_FROM_BYTES) -> None:
         self.from_bytes: int | None = from_bytes
+        self.is_used = False
         self._known: tuple[bytes, bytes] = b"", b""
 
     def find(self, frame: bytes) -> bytes | None:
@@ -42,8 +45,20 @@ class LocalFiles:
         if found is None or (found.st_dev, found.st_ino) != (folder.device, folder.inode):
             self.from_bytes = None
             return None
+        _keep_freed_memory()
+        self.is_used = True
         self._known = frame, folder.path + b"/"
         return folder.path + b"/"
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Let the allocator keep what a batch frees for the next one.
+
+    By default glibc returns it at once, and each batch pays page faults that cost several times the reading. It
+    raises its limits (M_MMAP_THRESHOLD, and twice that for M_TRIM_THRESHOLD) to the largest block it saw freed.
+    """
+    bytearray(_KEPT_BYTES)
 
 
 def read_file(path: bytes, size_bytes: int) -> bytes | None:

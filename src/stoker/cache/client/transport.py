@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -42,17 +43,60 @@ class Transport:
         accept: tuple[int, ...] = (),
     ) -> tuple[ResponseHead, bytes | bytearray]:
         """The head and body of the answer. Raises CacheUnavailable, WireError, and what the server says."""
+        request = self._encode(method, target, headers, body)
+        connection, head, answer = self._exchange(request)
+        self._give(connection)
+        if head.status >= 400 and head.status not in accept:
+            raise _failure(head, answer)
+        return head, answer
+
+    def post_all(self, target: str, bodies: Sequence[bytes]) -> Iterator[bytes | bytearray]:
+        """The answers to requests that are sent together, as they come, so that server and reader work at once.
+
+        Raises as `request`. The requests must be few and short: nothing is read before all are sent.
+        """
+        if len(bodies) == 1:
+            yield self.request("POST", target, body=bodies[0])[1]
+            return
+        together = b"".join([self._encode("POST", target, b"", body) for body in bodies])
+        connection, head, answer = self._exchange(together)
+        done = 0
+        try:
+            while head.status < 400:
+                done += 1
+                yield answer
+                if done == len(bodies):
+                    self._give(connection)
+                    return
+                head = connection.head()
+                answer = connection.body(head)
+            raise _failure(head, answer)
+        except TimeoutError as error:
+            raise self._unavailable(error) from error
+        except OSError:
+            pass
+        finally:
+            if done < len(bodies):
+                connection.close()
+        for body in bodies[done:]:
+            yield self.request("POST", target, body=body)[1]
+
+    def _encode(self, method: str, target: str, headers: bytes, body: bytes | None) -> bytes:
         lines = f"{method} {target} HTTP/1.1\r\n".encode("ascii") + self._headers + headers
         if body is not None:
             lines += b"Content-Length: %d\r\n" % len(body)
-        request = lines + b"\r\n" + (body or b"")
+        return lines + b"\r\n" + (body or b"")
+
+    def _exchange(self, request: bytes) -> tuple[Connection, ResponseHead, bytes | bytearray]:
+        """Send it and read one response; once more if the connection fails."""
         failed = 0
         while True:
             connection = None
             try:
                 connection = self._take()
-                head = connection.ask(request, self._timeout_s)
-                answer = connection.body(head)
+                connection.send(request, self._timeout_s)
+                head = connection.head()
+                return connection, head, connection.body(head)
             except OSError as error:
                 was_used = connection is not None and connection.was_used
                 if connection is not None:
@@ -61,15 +105,10 @@ class Transport:
                 failed += 0 if was_used and not isinstance(error, TimeoutError) else 1
                 if failed >= _TRIES or isinstance(error, TimeoutError):
                     raise self._unavailable(error) from error
-                continue
             except BaseException:
                 if connection is not None:
                     connection.close()
                 raise
-            self._give(connection)
-            if head.status >= 400 and head.status not in accept:
-                raise _failure(head, answer)
-            return head, answer
 
     def close(self) -> None:
         """Close the pooled connections. It may be used again."""
