@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -37,7 +38,8 @@ class CheckpointFolder:
                 old.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
             log.error("checkpoint at commit %d is not written: %s", commits, error)
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
             return False
         return True
 

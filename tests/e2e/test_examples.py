@@ -1,0 +1,56 @@
+"""Every example runs as its first lines say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.run_helpers import run
+
+pytestmark = pytest.mark.real
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["01-train-alone.py", "02-read-through-the-cache.py"])
+def test_alone(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=tmp_path,
+        env={**os.environ, "STOKER_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 3: loss" in done.stdout
+
+
+def test_elastic(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "2", str(EXAMPLES / "01-train-alone.py"))
+    assert done.code == 0, done.text
+    assert "[rank 0] epoch 5: loss" in done.out
+    assert "world of 2" in done.out
+
+
+def test_torchrun_script(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        str(EXAMPLES / "03-torchrun-script.py"),
+    )
+    assert done.code == 0, done.text
+    assert "with 2 workers" in done.out
+
+
+def test_every_example_is_run() -> None:
+    text = Path(__file__).read_text()
+    assert all(path.name in text for path in EXAMPLES.glob("*.py"))

@@ -1,0 +1,265 @@
+"""State: what a commit seals, what a broken step leaves behind, what a copy carries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.data.loader import Loader
+from stoker.data.session import session
+from stoker.errors import ConfigError, DatasetChanged, StokerError
+from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.elastic import elastic
+from stoker.train.runtime import runtime
+from stoker.train.state import State
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, record: int) -> int:
+        return record
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test is a worker of its own, alone."""
+    for name in ("STOKER_AGENT_SOCKET", "STOKER_CHECKPOINT_DIR", "STOKER_AUDIT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    runtime.cache_clear()
+    session.cache_clear()
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    runtime.cache_clear()
+    session.cache_clear()
+
+
+def make(**more: Any) -> State:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return State(model=model, optimizer=optimizer, epoch=0, **more)
+
+
+def forward(state: State) -> torch.Tensor:
+    return state.model(torch.randn(4, 2)).sum()  # type: ignore[no-any-return]
+
+
+def test_a_step_that_broke_before_its_optimizer_leaves_nothing_behind() -> None:
+    scheduler_model = torch.nn.Linear(1, 1)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(scheduler_model.parameters(), lr=1.0), 1)
+    state = make(scheduler=scheduler, history=[1])
+    loader = Loader(Numbers(), global_batch_size=3)
+    state.seal()
+    before = [t.clone() for t in state.model.state_dict().values()]
+    next_random = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
+    batches = iter(loader)
+    next(batches)
+    forward(state).backward()
+    state.epoch += 1
+    state.history.append(2)
+    state.optimizer.param_groups[0]["lr"] = 7.0
+    random.random()
+    np.random.random()
+    assert state.stands_at_commit
+    state.roll_back()
+    assert all(torch.equal(a, b) for a, b in zip(before, state.model.state_dict().values(), strict=True))
+    assert (state.epoch, state.history) == (0, [1])
+    assert state.optimizer.param_groups[0]["lr"] == 0.1
+    assert all(p.grad is None for p in state.model.parameters())
+    assert (loader.epoch, loader.cursor) == (0, 0)
+    assert random.getstate() == next_random[0]
+    assert np.random.get_state()[1].tolist() == next_random[1]
+    assert torch.equal(torch.get_rng_state(), next_random[2])
+
+
+def test_an_optimizers_step_without_a_commit_stands_at_no_commit() -> None:
+    state = make()
+    state.seal()
+    forward(state).backward()
+    state.optimizer.step()
+    assert not state.stands_at_commit
+    state.seal()
+    assert state.stands_at_commit
+
+
+def test_a_copy_is_the_same_state() -> None:
+    state = make()
+    forward(state).backward()
+    state.optimizer.step()
+    state.epoch = 4
+    exported = state.export()
+    other = make()
+    other.load(exported)
+    assert other.epoch == 4
+    for mine, theirs in zip(
+        state.model.state_dict().values(), other.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    momentum = [s["momentum_buffer"] for s in other.optimizer.state_dict()["state"].values()]
+    assert all(torch.equal(a["momentum_buffer"], b) for a, b in
+               zip(state.optimizer.state_dict()["state"].values(), momentum, strict=True))  # fmt: skip
+
+
+def test_what_a_state_cannot_hold_is_refused_with_the_mend() -> None:
+    with pytest.raises(ConfigError, match="is a object: State holds"):
+        State(log=object())
+    with pytest.raises(ConfigError, match="'commit': the name is taken"):
+        State(commit=1)
+    state = make()
+    with pytest.raises(ConfigError, match="name values when the State is made"):
+        state.other = 1
+    with pytest.raises(ConfigError, match="cannot be assigned"):
+        state.model = torch.nn.Linear(1, 1)
+    with pytest.raises(AttributeError, match="it holds model, optimizer, epoch"):
+        _ = state.other
+    with pytest.raises(ConfigError, match="needs a module"):
+        _ = State(epoch=0).ddp
+    with pytest.raises(StokerError, match="inside the @stoker.elastic function"):
+        _ = state.ddp
+    with pytest.raises(ConfigError, match="is it from another script"):
+        state.load({"modules": {"net": {}}, "optimizers": {}, "objects": {}, "values": {}, "positions": {}})
+
+
+def test_an_elastic_function_alone() -> None:
+    state = make()
+    loader = Loader(Numbers(), global_batch_size=4, shuffle=True)
+    seen: list[int] = []
+
+    @elastic
+    def train(state: State, times: int) -> str:
+        while state.epoch < times:
+            for batch in loader:
+                seen.extend(batch.tolist())
+                state.ddp(torch.randn(4, 2)).sum().backward()
+                state.optimizer.step()
+                state.optimizer.zero_grad()
+                state.commit()
+            state.epoch += 1
+        return "done"
+
+    assert train(state, 2) == "done"
+    assert sorted(seen) == sorted([*range(10), *range(10)])
+    assert seen[:10] != seen[10:]
+    assert state.commits == 6
+    with pytest.raises(ConfigError, match="one @stoker.elastic function, once"):
+        train(state, 2)
+
+
+def test_an_error_of_the_script_is_raised_as_it_is() -> None:
+    @elastic
+    def train(state: State) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        train(make())
+    with pytest.raises(ConfigError, match=r"is a stoker\.State, not int"):
+        train(3)  # type: ignore[arg-type]
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    for stop_after, expected in ((7, 7), (99, 10)):
+        runtime.cache_clear()
+        session.cache_clear()
+        state = make(checkpoint_dir=str(tmp_path), checkpoint_every=3)
+        loader = Loader(Numbers(), global_batch_size=2)
+        seen: list[int] = []
+
+        @elastic
+        def train(
+            state: State, loader: Loader = loader, seen: list[int] = seen, stop: int = stop_after
+        ) -> None:
+            while state.epoch < 2:
+                for batch in loader:
+                    seen.extend(batch.tolist())
+                    state.ddp(torch.randn(4, 2)).sum().backward()
+                    state.optimizer.step()
+                    state.commit()
+                    if state.commits == stop:
+                        return
+                state.epoch += 1
+
+        train(state)
+        assert state.commits == expected
+        torch.distributed.destroy_process_group()
+    assert seen == [2, 3, 4, 5, 6, 7, 8, 9], "the second run began after commit 6, in the second epoch"
+
+
+def test_checkpoints_are_kept_by_two_and_broken_ones_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path / "c")
+    assert folder.newest() is None
+    for commits in (5, 10, 15):
+        assert folder.save(commits, {"x": torch.ones(2) * commits})
+    assert [p.name for p in folder.paths()] == ["commit-000000000010.pt", "commit-000000000015.pt"]
+    newest = folder.paths()[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    found = folder.newest()
+    assert found is not None
+    assert found[0] == 10
+    assert "skipping the checkpoint" in caplog.text
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("a file")
+    assert not CheckpointFolder(tmp_path / "c").save(1, {})
+
+
+def test_a_loader_restored_to_the_end_of_an_epoch_yields_nothing_once() -> None:
+    loader = Loader(Numbers(4), global_batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    at_end = loader.state_dict()
+    assert list(batches) == []
+    assert (loader.epoch, loader.cursor) == (1, 0)
+    loader.load_state_dict(at_end)
+    assert list(loader) == []
+    assert [b.tolist() for b in loader] == [[0, 1], [2, 3]]
+
+
+def test_loader_shares_and_the_rank_without_one() -> None:
+    live = session()
+    loader = Loader(Numbers(5), global_batch_size=4)
+    live.rank, live.world_size = 2, 3
+    batches = []
+    noted: list[tuple[int, ...]] = []
+    live.on_batch = lambda name, epoch, records: noted.append(records)
+    for batch in loader:
+        batches.append((batch.tolist(), live.share))
+    assert [b for b, _ in batches] == [[2, 3], [4]]
+    live.rank = 0
+    list(loader)
+    assert noted == [(2, 3), (4,), (0,), ()], "a record that only keeps in step is not counted"
+    assert len(loader) == 2
+
+
+def test_other_records_are_noticed() -> None:
+    position = Loader(Numbers(5), global_batch_size=4).state_dict()
+    with pytest.raises(DatasetChanged, match="the records are not those that the run started with"):
+        Loader(Numbers(6), global_batch_size=4).load_state_dict(position)
+
+
+@pytest.mark.parametrize("wrong", [{"global_batch_size": 0}, {"global_batch_size": 1, "num_workers": -1}])
+def test_wrong_sizes(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        Loader(Numbers(), **wrong)
+
+
+def test_two_loaders_of_one_name() -> None:
+    first = Loader(Numbers(), global_batch_size=1, name="train")
+    with pytest.raises(ValueError, match="named 'train' already"):
+        Loader(Numbers(), global_batch_size=1, name="train")
+    assert first.name == "train"
