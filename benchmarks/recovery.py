@@ -101,7 +101,9 @@ def main() -> None:
     rounds, kill_at = (3, 10) if options.quick else (7, 20)
     size = str(options.workers)
     sides = {
-        "stoker": [sys.executable, "-m", "stoker.cli.main", "run", "--nproc-per-node", size, SCRIPT, "--mode", "elastic"],
+        "stoker": [
+            sys.executable, "-m", "stoker.cli.main", "run", "--nproc-per-node", size, SCRIPT, "--mode", "elastic",
+        ],
         "torchrun": [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", size,
             "--max-restarts", "3", SCRIPT, "--mode", "plain",

@@ -49,11 +49,16 @@ def test_a_worker_that_should_not_run_is_stopped_once() -> None:
 
 def test_orders_go_to_connected_workers_when_they_change() -> None:
     core = started()
-    effects = core.on_directive(Directive(seq=2, generation=2, stop_at_commit=5, run=(spec("w0"), spec("w1", 1))))
+    effects = core.on_directive(
+        Directive(seq=2, generation=2, stop_at_commit=5, run=(spec("w0"), spec("w1", 1)))
+    )
     orders = [e for e in effects if isinstance(e, GiveOrder)]
     assert [o.worker for o in orders] == ["w0", "w1"]
     assert {(o.order.generation, o.order.stop_at_commit) for o in orders} == {(2, 5)}
-    assert core.on_directive(Directive(seq=3, generation=2, stop_at_commit=5, run=(spec("w0"), spec("w1", 1)))) == []
+    assert (
+        core.on_directive(Directive(seq=3, generation=2, stop_at_commit=5, run=(spec("w0"), spec("w1", 1))))
+        == []
+    )
 
 
 def test_success_releases_the_finished_and_stops_the_others() -> None:

@@ -9,7 +9,9 @@ from stoker.data.ledger import Ledger, read_ledgers
 from stoker.data.session import Session
 
 
-def read(generation: int, step: int, records: list[int], rank: int = 0, size: int = 1, epoch: int = 0) -> Read:
+def read(
+    generation: int, step: int, records: list[int], rank: int = 0, size: int = 1, epoch: int = 0
+) -> Read:
     return Read(generation, step, epoch, rank, size, tuple(records), 0.0, "d")
 
 

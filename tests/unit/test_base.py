@@ -42,7 +42,8 @@ def test_shuffle_keeps_the_items_and_forks_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("512", 512), ("20GB", 20 * 10**9), ("20GiB", 20 * 2**30), ("1.5 MB", 1_500_000), ("4k", 4000)]
+    ("text", "size"),
+    [("512", 512), ("20GB", 20 * 10**9), ("20GiB", 20 * 2**30), ("1.5 MB", 1_500_000), ("4k", 4000)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size_bytes(text) == size
@@ -54,7 +55,9 @@ def test_no_sizes(text: str) -> None:
         parse_size_bytes(text)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("2m", 120.0), ("250ms", 0.25), ("1h", 3600.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("2m", 120.0), ("250ms", 0.25), ("1h", 3600.0)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
@@ -62,7 +65,12 @@ def test_durations(text: str, seconds: float) -> None:
 def test_figures_for_people() -> None:
     assert format_bytes(1_500_000) == "1.5 MB"
     assert format_bytes(12) == "12 B"
-    assert [format_duration(s) for s in (0.085, 4.2, 200, 7500)] == ["85 ms", "4.2 s", "3 min 20 s", "2 h 5 min"]
+    assert [format_duration(s) for s in (0.085, 4.2, 200, 7500)] == [
+        "85 ms",
+        "4.2 s",
+        "3 min 20 s",
+        "2 h 5 min",
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "..", "a..b", ".a", "-a", "a" * 64, "ä", "a b"])

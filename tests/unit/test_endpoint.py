@@ -40,7 +40,9 @@ def test_agents_of_one_user_share_a_token_through_a_private_file(
     assert token_of(Endpoint("127.0.0.1", 5), None).value != first.value
 
 
-def test_a_runtime_folder_that_others_may_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_folder_that_others_may_enter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("STOKER_JOB_TOKEN", raising=False)
     (tmp_path / "stoker").mkdir(mode=0o777)
@@ -101,7 +103,10 @@ def test_worker_output_is_cut_into_lines_and_kept(tmp_path: Path) -> None:
     output = WorkerOutput(tmp_path / "w", 0, lambda stream, line: shown.append((stream, line)))
     output.feed("stdout", b"one\ntw")
     output.feed("stdout", b"o\n10%\r20%\r\nrest")
-    output.feed("stderr", b"x\nTraceback (most recent call last):\n  a\nTraceback (most recent call last):\n  b\nE: no\n")
+    output.feed(
+        "stderr",
+        b"x\nTraceback (most recent call last):\n  a\nTraceback (most recent call last):\n  b\nE: no\n",
+    )
     output.close()
     assert shown[:3] == [("stdout", b"one"), ("stdout", b"two"), ("stdout", b"10%\r20%")]
     assert ("stdout", b"rest") in shown

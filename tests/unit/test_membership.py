@@ -75,7 +75,9 @@ def test_of_equal_commits_a_survivor_is_preferred_to_a_newcomer() -> None:
         (WorkerExit(code=None, signal=9), False, 1, 1, "stop"),
     ],
 )
-def test_the_relaunch_table(ended: WorkerExit, elastic: bool, used: int, budget: int | None, action: str) -> None:
+def test_the_relaunch_table(
+    ended: WorkerExit, elastic: bool, used: int, budget: int | None, action: str
+) -> None:
     decision = decide(ended, elastic=elastic, restarts_used=used, max_restarts=budget)
     assert decision.action == action
     assert decision.why

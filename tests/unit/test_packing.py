@@ -15,10 +15,17 @@ from stoker.errors import ConfigError, WireError
 from stoker.train.packing import decode_header, encode_header, pack, unpack
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.lists(inner, max_size=4).map(tuple)
-    | st.dictionaries(st.text() | st.integers(0, 99), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text() | st.integers(0, 99), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
@@ -42,7 +49,9 @@ def test_an_optimizers_state_comes_back() -> None:
     loaded = unpack(header, [t.clone() for t in tensors])
     other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
     other.load_state_dict(loaded)
-    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert torch.equal(
+        other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"]
+    )
 
 
 def test_numpy_scalars_become_numbers() -> None:

@@ -126,7 +126,7 @@ def test_what_a_state_cannot_hold_is_refused_with_the_mend() -> None:
         _ = state.other
     with pytest.raises(ConfigError, match="needs a module"):
         _ = State(epoch=0).ddp
-    with pytest.raises(StokerError, match="inside the @stoker.elastic function"):
+    with pytest.raises(StokerError, match=r"inside the @stoker.elastic function"):
         _ = state.ddp
     with pytest.raises(ConfigError, match="is it from another script"):
         state.load({"modules": {"net": {}}, "optimizers": {}, "objects": {}, "values": {}, "positions": {}})
@@ -153,7 +153,7 @@ def test_an_elastic_function_alone() -> None:
     assert sorted(seen) == sorted([*range(10), *range(10)])
     assert seen[:10] != seen[10:]
     assert state.commits == 6
-    with pytest.raises(ConfigError, match="one @stoker.elastic function, once"):
+    with pytest.raises(ConfigError, match=r"one @stoker.elastic function, once"):
         train(state, 2)
 
 
@@ -237,8 +237,7 @@ def test_loader_shares_and_the_rank_without_one() -> None:
     batches = []
     noted: list[tuple[int, ...]] = []
     live.on_batch = lambda name, epoch, records: noted.append(records)
-    for batch in loader:
-        batches.append((batch.tolist(), live.share))
+    batches.extend((batch.tolist(), live.share) for batch in loader)
     assert [b for b, _ in batches] == [[2, 3], [4]]
     live.rank = 0
     list(loader)

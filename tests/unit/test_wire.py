@@ -50,7 +50,11 @@ def test_what_is_no_message_is_a_typed_error(raw: bytes) -> None:
 async def master_on_a_free_port() -> tuple[Master, int]:
     listener = listen("127.0.0.1", 0)
     master = Master(
-        JobMachine(JobConfig(max_nodes=2)), clock=SystemClock(), journal=NullJournal(), token="secret", tick_s=0.05
+        JobMachine(JobConfig(max_nodes=2)),
+        clock=SystemClock(),
+        journal=NullJournal(),
+        token="secret",
+        tick_s=0.05,
     )
     await master.start(listener)
     return master, listener.getsockname()[1]

@@ -57,7 +57,9 @@ def endpoint_of(
         if not colon:
             host, port_text = rdzv_endpoint, str(DEFAULT_PORT)
         if not host or not port_text.isdigit() or int(port_text) > 65535:
-            raise ConfigError(f"--rdzv-endpoint {rdzv_endpoint!r}: write HOST:PORT, like host1:{DEFAULT_PORT}")
+            raise ConfigError(
+                f"--rdzv-endpoint {rdzv_endpoint!r}: write HOST:PORT, like host1:{DEFAULT_PORT}"
+            )
         return Endpoint(host.strip("[]"), int(port_text))
     if master_addr is not None or master_port is not None:
         return Endpoint(master_addr or "127.0.0.1", DEFAULT_PORT if master_port is None else master_port)

@@ -44,7 +44,9 @@ def add_run_parser(subparsers: Any) -> None:
     _add_torchrun_flags(parser)
     _add_stoker_flags(parser)
     parser.add_argument("script", metavar="SCRIPT", help="script, or module with -m")
-    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments")
+    parser.add_argument(
+        "script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments"
+    )
     parser.set_defaults(handler=handle_run)
 
 
@@ -55,11 +57,18 @@ def _add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
         spelled = [f"--{name}"] + ([f"--{name.replace('-', '_')}"] if "-" in name else [])
         group.add_argument(*short, *spelled, **options)
 
-    flag("nproc-per-node", default="1", metavar="N", help="workers on this node: a number, auto, cpu or gpu (1)")
+    flag(
+        "nproc-per-node",
+        default="1",
+        metavar="N",
+        help="workers on this node: a number, auto, cpu or gpu (1)",
+    )
     flag("nnodes", default="1", metavar="MIN:MAX", help="nodes: a number, or a range for elastic jobs (1)")
     flag("node-rank", type=int, default=None, metavar="R", help="0 starts the master; others wait for it")
     flag("rdzv-endpoint", default=None, metavar="HOST:PORT", help="where the job's master listens")
-    flag("rdzv-backend", default="c10d", choices=["c10d", "static"], help="accepted; Stoker has its own master")
+    flag(
+        "rdzv-backend", default="c10d", choices=["c10d", "static"], help="accepted; Stoker has its own master"
+    )
     flag("rdzv-id", default="none", metavar="ID", help="name of the job; nodes of another job are refused")
     flag("master-addr", default=None, metavar="HOST", help="the same as the host of --rdzv-endpoint")
     flag("master-port", type=int, default=None, metavar="PORT", help="the same as its port")
@@ -72,10 +81,22 @@ def _add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often failed workers are started again (3 for elastic scripts, else 0)",
     )
-    flag("monitor-interval", type=float, default=None, help="accepted and not needed: ends are pushed, not polled")
-    flag("tee", "-t", default="0", metavar="WHICH", help="0-3 or 0:3,1:2: show and keep (the default for all)")
+    flag(
+        "monitor-interval",
+        type=float,
+        default=None,
+        help="accepted and not needed: ends are pushed, not polled",
+    )
+    flag(
+        "tee", "-t", default="0", metavar="WHICH", help="0-3 or 0:3,1:2: show and keep (the default for all)"
+    )
     flag("redirects", "-r", default="0", metavar="WHICH", help="0-3 or 0:3,1:2: keep in files only")
-    flag("log-dir", default="stoker-logs", metavar="DIR", help="folder for worker output and events (stoker-logs)")
+    flag(
+        "log-dir",
+        default="stoker-logs",
+        metavar="DIR",
+        help="folder for worker output and events (stoker-logs)",
+    )
     group.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in python -m")
     flag("no-python", action="store_true", help="SCRIPT is an executable of any kind")
 
@@ -100,10 +121,14 @@ def _add_stoker_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--cache-dir", metavar="DIR", help="folder of the embedded cache (~/.cache/stoker)")
     group.add_argument("--cache-capacity", metavar="SIZE", help="its hard limit (20GB)")
-    group.add_argument("--cache-endpoint", metavar="URL", help="use this cache server instead of an embedded one")
+    group.add_argument(
+        "--cache-endpoint", metavar="URL", help="use this cache server instead of an embedded one"
+    )
     group.add_argument("--no-cache", action="store_true", help="start no cache")
     group.add_argument("--checkpoint-dir", metavar="DIR", help="folder for checkpoints of stoker.State")
-    group.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="commits between two (100)")
+    group.add_argument(
+        "--checkpoint-every", type=int, default=100, metavar="N", help="commits between two (100)"
+    )
     group.add_argument("--audit", action="store_true", help="note who read what, and check it at the end")
 
 
@@ -165,7 +190,9 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
     if arguments.module:
         return [sys.executable, "-u", "-m", *rest]
     if not os.path.isfile(arguments.script):
-        raise ConfigError(f"there is no script {arguments.script!r} here ({os.getcwd()}); for a module use -m")
+        raise ConfigError(
+            f"there is no script {arguments.script!r} here ({os.getcwd()}); for a module use -m"
+        )
     return [sys.executable, "-u", *rest]
 
 
@@ -184,7 +211,9 @@ def slots_of(text: str) -> int:
 def _count_gpus() -> int:
     """NVIDIA devices by their nodes in /dev: the agent does without PyTorch."""
     with contextlib.suppress(OSError):
-        return sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))
+        return sum(
+            name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev") if name.startswith("nvidia")
+        )
     return 0
 
 
