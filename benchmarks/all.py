@@ -1,0 +1,40 @@
+"""Every benchmark, one after the other, as one table of ratios."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from _common import commit, machine, parser
+
+FOLDER = Path(__file__).parent
+
+
+def main() -> None:
+    options = parser(__doc__ or "").parse_args()
+    names = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in ("all", "_common"))
+    rows: list[tuple[str, str, object]] = []
+    failed = []
+    for name in names:
+        print(f"… {name}", file=sys.stderr, flush=True)
+        command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", *(["--quick"] if options.quick else [])]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        try:
+            figures = json.loads(done.stdout.strip().splitlines()[-1])
+        except (json.JSONDecodeError, IndexError):
+            failed.append(name)
+            continue
+        rows += [(name, key, value) for key, value in figures.items() if "/" in key or "ratio" in key]
+    print(f"machine {machine()}; commit {commit()}")
+    for name, key, value in rows:
+        print(f"  {name:<12} {key:<60} {value}")
+    if options.json:
+        print(json.dumps({"machine": machine(), "commit": commit(), "rows": rows, "failed": failed}))
+    if failed:
+        sys.exit(f"no figures from: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
