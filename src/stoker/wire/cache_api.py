@@ -65,11 +65,13 @@ class ReadRequest(msgspec.Struct, frozen=True):
     """Whole objects of one bucket, to be answered in this order.
 
     `paths_from_bytes`: objects of this size and more may be answered by PATH frames; None if none may.
+    `had_bad_paths`: the files that the server named for these keys were not there, or of another size.
     """
 
     bucket: str
     keys: list[str]
     paths_from_bytes: int | None = None
+    had_bad_paths: bool = False
 
 
 class StoreFolder(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
@@ -25,8 +26,7 @@ from stoker.wire.cache_api import (
 from stoker.wire.http import check_key, etag_of, object_target, version_of
 
 T = TypeVar("T")
-# While files of one piece are read, the server looks up the next.
-_PIECE_KEYS = 16
+_FIRST_KEYS = 16
 _PIPELINED_KEYS_MAX = 512
 
 
@@ -87,23 +87,28 @@ class CacheClient:
             part = list(keys[first : first + READ_KEYS_MAX])
             found = self._read_batch(bucket, part, self._files)
             gone = [position for position, item in enumerate(found) if item is None]
-            again = self._read_batch(bucket, [part[position] for position in gone], None) if gone else []
-            for position, item in zip(gone, again, strict=True):
-                found[position] = item
+            if gone:
+                again = self._read_batch(bucket, [part[position] for position in gone], None)
+                for position, item in zip(gone, again, strict=True):
+                    found[position] = item
             items += [item for item in found if item is not None]
         return items
 
     def _read_batch(self, bucket: str, keys: list[str], files: LocalFiles | None) -> list[bytes | None]:
         """None stands for what the server has in a file that is not there; only with `files`."""
-        step = len(keys)
-        if files is not None and files.is_used and len(keys) <= _PIPELINED_KEYS_MAX:
-            step = _PIECE_KEYS
-        parts = [keys[first : first + step] for first in range(0, len(keys), step)]
+        had_bad_paths = files is None and self._files is not None and self._files.is_used
+        parts = [keys]
+        if files is not None and files.is_used and _FIRST_KEYS < len(keys) <= _PIPELINED_KEYS_MAX:
+            # While the files of the first part are read, the server looks up the others.
+            parts = [keys[:_FIRST_KEYS], keys[_FIRST_KEYS:]]
         from_bytes = None if files is None else files.from_bytes
-        bodies = [msgspec.msgpack.encode(ReadRequest(bucket, part, from_bytes)) for part in parts]
+        bodies = [
+            msgspec.msgpack.encode(ReadRequest(bucket, part, from_bytes, had_bad_paths)) for part in parts
+        ]
         items: list[bytes | None] = []
-        for part, body in zip(parts, self._transport.post_all("/-/read", bodies), strict=True):
-            items += split_frames(body, bucket, part, files)
+        with closing(self._transport.post_all("/-/read", bodies)) as answers:
+            for part, body in zip(parts, answers, strict=True):
+                items += split_frames(body, bucket, part, files)
         return items
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 
@@ -50,10 +50,11 @@ class Transport:
             raise _failure(head, answer)
         return head, answer
 
-    def post_all(self, target: str, bodies: Sequence[bytes]) -> Iterator[bytes | bytearray]:
+    def post_all(self, target: str, bodies: Sequence[bytes]) -> Generator[bytes | bytearray, None, None]:
         """The answers to requests that are sent together, as they come, so that server and reader work at once.
 
         Raises as `request`. The requests must be few and short: nothing is read before all are sent.
+        Close the generator when leaving early.
         """
         if len(bodies) == 1:
             yield self.request("POST", target, body=bodies[0])[1]
@@ -64,9 +65,10 @@ class Transport:
         try:
             while head.status < 400:
                 done += 1
-                yield answer
                 if done == len(bodies):
                     self._give(connection)
+                yield answer
+                if done == len(bodies):
                     return
                 head = connection.head()
                 answer = connection.body(head)

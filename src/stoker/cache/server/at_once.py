@@ -69,9 +69,11 @@ class AtOnce:
 
     def path_frame(self, held: Held) -> bytes:
         """The frame that answers an object of one block, held and verified, by its path."""
-        path = self._engine.shelf.path_of(held)
-        length = PATH_SIZE.size + len(path)
-        return FRAME.pack(FRAME_PATH, length) + PATH_SIZE.pack(held.size_bytes) + path
+        if held.path_frame is None:
+            path = self._engine.shelf.path_of(held)
+            length = PATH_SIZE.size + len(path)
+            held.path_frame = FRAME.pack(FRAME_PATH, length) + PATH_SIZE.pack(held.size_bytes) + path
+        return held.path_frame
 
     def _from_memory(self, bucket: Bucket, keys: Sequence[str], paths_from_bytes: int | None) -> bytes | None:
         """All frames, if every object is small and here."""
@@ -118,7 +120,7 @@ class AtOnce:
             held = first[1]
             size_bytes += held.size_bytes
             if paths_from_bytes is not None and held.size_bytes >= paths_from_bytes and held.is_verified:
-                text.append(self.path_frame(held))
+                text.append(held.path_frame or self.path_frame(held))
                 paths += 1
                 continue
             text.append(FRAME.pack(FRAME_LAST, held.size_bytes))

@@ -52,6 +52,10 @@ class BatchReader:
         bucket = self._engine.bucket(wanted.bucket)
         may_have_paths = request.is_own_user and self._at_once.folder_frame
         paths_from_bytes = wanted.paths_from_bytes if may_have_paths else None
+        if wanted.had_bad_paths and request.is_own_user:
+            for key in wanted.keys:
+                if (pointer := self._engine.fresh(bucket, key)) is not None:
+                    self._engine.shelf.doubt(pointer.first_block)
         if not self._at_once.answer(bucket, wanted.keys, paths_from_bytes, answer):
             answer.start(200, [("Content-Type", MSGPACK)], None)
             await self._stream(bucket, wanted.keys, paths_from_bytes, answer)

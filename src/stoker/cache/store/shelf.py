@@ -21,9 +21,12 @@ _RETRY_S = 5.0
 
 
 class Held:
-    """A block that is here. `hot` are its bytes where they are also in memory."""
+    """A block that is here.
 
-    __slots__ = ("block", "crc", "hot", "is_verified", "path", "recently_used", "size_bytes")
+    `hot` are its bytes where they are also in memory; `path_frame` is how a server tells of its file, once it did.
+    """
+
+    __slots__ = ("block", "crc", "hot", "is_verified", "path_frame", "recently_used", "size_bytes")
 
     def __init__(self, block: BlockId, size_bytes: int, crc: int, is_verified: bool) -> None:
         self.block = block
@@ -31,7 +34,7 @@ class Held:
         self.crc = crc
         self.is_verified = is_verified
         self.hot: bytes | None = None
-        self.path: bytes | None = None
+        self.path_frame: bytes | None = None
         self.recently_used = False
 
 
@@ -124,6 +127,12 @@ class Shelf:
             self._keep_hot(held, data)
         return data
 
+    def doubt(self, block: BlockId) -> None:
+        """Have a block checked again before it is served from its file."""
+        held = self._held.get(block)
+        if held is not None:
+            held.is_verified = False
+
     async def verify(self, held: Held) -> None:
         """Check a block from before this server's time, once. Raises CorruptBlock, after it was discarded."""
         if held.is_verified:
@@ -156,9 +165,7 @@ class Shelf:
 
     def path_of(self, held: Held) -> bytes:
         """The file of a verified block, for a reader who can bear that it leaves at any time."""
-        if held.path is None:
-            held.path = self._store.path_of(held.block)
-        return held.path
+        return self._store.path_of(held.block)
 
     def pin(self, held: Held) -> None:
         """Keep it until the matching `unpin`."""
