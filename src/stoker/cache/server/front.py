@@ -24,6 +24,7 @@ from stoker.wire.http import BODY_BYTES_MAX, HEAD_BYTES_MAX, response_head, spli
 _LINGER_S = 1.0
 _PIPELINED_MAX = 64
 _PIPELINED_BYTES_MAX = 2 * BODY_BYTES_MAX
+_UNIX_BUFFER_BYTES = 2 * 1024 * 1024
 _PEER = struct.Struct("iII")
 _NOT_FAST = frozenset({b"range", b"if-match", b"if-none-match", b"if-range", b"expect"})
 
@@ -335,8 +336,13 @@ def is_own_user(sock: socket.socket) -> bool:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send at once; and on loopback use a congestion control that does not pace, if the kernel has it."""
+    """Send at once; and on loopback use a congestion control that does not pace, if the kernel has it.
+
+    The kernel sizes the buffers of TCP by itself. Those of Unix sockets stay at 208 KiB, two long records, and
+    then each one costs a round of waking up.
+    """
     if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sock.getpeername()[0] in ("127.0.0.1", "::1"):
