@@ -79,6 +79,8 @@ def test_a_whole_layout_is_used_again_and_another_is_done_anew(tmp_path: Path) -
     assert (origin / "train/000000").stat().st_ino == before
     assert lay_out(tiny(), origin, 600, ignore).train_records == 600
     assert len(list((origin / "train").iterdir())) == 600
+    (origin / "test/000003").unlink()
+    assert lay_out(tiny(), origin, 600, ignore).test_records == len(list((origin / "test").iterdir()))
     with pytest.raises(ConfigError, match="--records 9999"):
         lay_out(tiny(), origin, 9999, ignore)
 

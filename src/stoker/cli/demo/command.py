@@ -30,7 +30,7 @@ from stoker.cli.demo.view import View, view_for
 from stoker.cli.demo.watch import Watch
 from stoker.cli.endpoint import Endpoint, Nodes
 from stoker.cli.launch import Launch, run_job
-from stoker.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, EnvironmentProblem
+from stoker.errors import EXIT_INTERRUPTED, ConfigError, EnvironmentProblem
 from stoker.settings import Timeouts
 
 ORIGIN_MBPS_MAX = 20.0
@@ -145,9 +145,7 @@ def _report(facts: Facts, console: Console, *, as_object: bool) -> int:
     print_summary(facts, console)
     if as_object:
         print(json.dumps(as_json(facts)), flush=True)
-    if facts.succeeded:
-        return 0
-    return facts.exit_code or EXIT_FAILED
+    return facts.demo_exit_code
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from stoker.cli.demo.story import Kill, Recovery, Schedule, Stay, epoch_spans, t
 from stoker.cli.demo.watch import CacheSample, Event, Watch
 from stoker.data.audit import Report, audit
 from stoker.data.ledger import read_ledgers
+from stoker.errors import EXIT_FAILED
 
 BIN_S = 0.5
 BINS_MAX = 120
@@ -101,6 +102,11 @@ class Facts:
         return self.audit.missed == self.audit.repeated == 0
 
     @property
+    def demo_exit_code(self) -> int:
+        """The job's own; 1 when it ended well but not as it should."""
+        return 0 if self.succeeded else self.exit_code or EXIT_FAILED
+
+    @property
     def succeeded(self) -> bool:
         return self.exit_code == 0 and self.is_exact and self.accuracy is not None
 
@@ -147,7 +153,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
     setting, kill = facts.setting, facts.kill
     return {
         "ok": facts.succeeded,
-        "exit_code": facts.exit_code,
+        "exit_code": facts.demo_exit_code,
         "accuracy": facts.accuracy,
         "generations": facts.audit.generations,
         "recovery_s": _rounded(facts.recovery_s),

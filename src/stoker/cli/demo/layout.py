@@ -43,7 +43,12 @@ def lay_out(source: Source, folder: Path, wanted_records: int | None, progress: 
     Raises EnvironmentProblem when it cannot be written, ConfigError for more records than there are.
     """
     known = read_layout(folder)
-    if known is not None and (known.dataset, known.wanted_records) == (source.name, wanted_records):
+    if (
+        known is not None
+        and (known.dataset, known.wanted_records) == (source.name, wanted_records)
+        and _count(folder / "train") == known.train_records
+        and _count(folder / "test") == known.test_records
+    ):
         return known
     train, test = source.load()
     if wanted_records is not None and wanted_records > len(train):
@@ -89,6 +94,13 @@ def test_size(train_records: int, available: int) -> int:
 def record_name(number: int) -> str:
     """Name of a record's object: sorts as its number does."""
     return f"{number:06d}"
+
+
+def _count(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))
+    except OSError:
+        return 0
 
 
 def _write(split: Split, folder: Path, progress: Progress) -> int:

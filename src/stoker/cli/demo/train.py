@@ -12,7 +12,7 @@ import math
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - everybody calls it so
+import torch.nn.functional as F
 from torch import nn
 
 import stoker
