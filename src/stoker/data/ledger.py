@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from stoker.data.audit import Committed, Entered, Entry, Read
 from stoker.data.session import Session
 from stoker.errors import EnvironmentProblem
 from stoker.wire.job import World
+
+
+log = logging.getLogger("stoker.audit")
 
 
 class Ledger:
@@ -61,8 +65,13 @@ class Ledger:
         self._file.close()
 
     def _write(self, entry: Entry) -> None:
-        if not self._file.closed:
+        if self._file.closed:
+            return
+        try:
             self._file.write(self._encode(entry) + b"\n")
+        except OSError as error:
+            log.error("the audit ends here, the run goes on: cannot write %s: %s", self._path, error)
+            self._file.close()
 
 
 def read_ledgers(folder: Path) -> Iterator[Entry]:
