@@ -15,7 +15,6 @@ from stoker.data.session import Session
 from stoker.errors import EnvironmentProblem
 from stoker.wire.job import World
 
-
 log = logging.getLogger("stoker.audit")
 
 
