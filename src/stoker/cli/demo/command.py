@@ -56,12 +56,13 @@ def run_demo(options: DemoOptions) -> int:
         setting = setting_of(options, source, layout, cold=not _has_content(folder / "cache", options))
         watch = _watch_for(options, setting, view)
         exit_code = _run(_launch_for(options, setting, folder, timeouts, watch), setting, watch, view)
+        if watch.folder is None or exit_code == EXIT_INTERRUPTED:
+            return exit_code
+        exit_code = _report(facts_of(watch, setting, exit_code), console, as_object=options.json)
+        # Thousands of files: nobody should wait for them before reading how it went, or after Ctrl-C.
         if not options.keep_cache:
             shutil.rmtree(folder / "cache", ignore_errors=True)
-    if watch.folder is None or exit_code == EXIT_INTERRUPTED:
         return exit_code
-    facts = facts_of(watch, setting, exit_code)
-    return _report(facts, console, as_object=options.json)
 
 
 def setting_of(options: DemoOptions, source: Source, layout: Layout, *, cold: bool) -> Setting:
