@@ -46,6 +46,11 @@ class Timeouts:
     stop_grace_s: float = 5.0
     """Seconds between SIGTERM and SIGKILL when workers are stopped."""
 
+    @property
+    def collective_s(self) -> float:
+        """Seconds that a collective may wait for a peer: with the time to leave the step it is the user's."""
+        return self.user_s - self.park_s if self.user_s > self.park_s else self.user_s
+
     def __post_init__(self) -> None:
         order = (
             ("beat_interval_s", self.beat_interval_s),

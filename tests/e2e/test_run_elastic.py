@@ -129,6 +129,19 @@ def test_a_second_agent_joins_and_leaves(tmp_path: Path) -> None:
     assert len(steps) == len(set(steps)), "no step was done twice"
 
 
+def test_a_stopped_worker_costs_at_most_the_timeout(tmp_path: Path) -> None:
+    job = Stoker(tmp_path, "run", "--nproc-per-node", "3", "--timeout", "6s", "--audit", TOY, "--out", ".",
+                 "--epochs", "12", "--step-s", "0.05")  # fmt: skip
+    wait_for(lambda: len(ledger(tmp_path, "commit")) > 15, why="commits")
+    before = max(e["step"] for e in ledger(tmp_path, "commit"))
+    os.kill(job.workers()[1].pid, signal.SIGSTOP)
+    wait_for(lambda: max(e["step"] for e in ledger(tmp_path, "commit")) > before + 2, 20, "progress without it")
+    done = job.finish()
+    assert done.code == 0, done.text
+    assert "did not leave its step within 3 s" in done.err
+    assert "records missed 0, repeated 0" in done.err
+
+
 def test_loader_processes(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--nproc-per-node", "2", "--max-restarts", "0", "--audit", TOY, "--out", ".",
                "--num-workers", "2", "--fail-at", "0:5:kill")  # fmt: skip

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.data.ledger import Ledger
 from stoker.data.session import Session, session
 from stoker.errors import MasterUnreachable, StokerError
-from stoker.settings import WorkerSettings, worker_settings
+from stoker.settings import Timeouts, WorkerSettings, worker_settings
 from stoker.train.channel import AgentChannel
 from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.gradients import weighted_mean
@@ -280,7 +280,8 @@ class Runtime:
     def _open_store(self) -> ProcessGroup:
         if self._group is None:
             address = None if self.channel is None else self.settings.address
-            self._group = ProcessGroup(self.device, timeout_s=self.settings.timeout_s, address=address)
+            timeout_s = Timeouts.from_user_timeout(self.settings.timeout_s).collective_s
+            self._group = ProcessGroup(self.device, timeout_s=timeout_s, address=address)
             atexit.register(self._group.close)
         return self._group
 
