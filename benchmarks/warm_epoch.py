@@ -99,7 +99,7 @@ def _size(label: str, folder: str, client: CacheClient, rounds: int) -> dict[str
         return client.read_many(bucket, [keys[number] for number in batch])
 
     sides = {"cache": partial(_raw, cached, len(keys)), "files": partial(_raw, files, len(keys))}
-    figures[f"{label} read_many"] = _ratio(sides, rounds)
+    figures[f"{label} read_many ratio"] = _ratio(sides, rounds)
     for workers in WORKERS:
         data = Dataset(f"stoker://{bucket}/", decode=decode)
         loaders = {
@@ -107,7 +107,7 @@ def _size(label: str, folder: str, client: CacheClient, rounds: int) -> dict[str
             "files": _loader(Files(folder, keys), workers),
         }
         sides = {side: partial(_epoch, loader) for side, loader in loaders.items()}
-        figures[f"{label} loader, {workers} workers"] = _ratio(sides, rounds)
+        figures[f"{label} loader, {workers} workers, ratio"] = _ratio(sides, rounds)
     return figures
 
 
