@@ -19,7 +19,12 @@ def main() -> None:
     failed = []
     for name in names:
         print(f"… {name}", file=sys.stderr, flush=True)
-        command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", *(["--quick"] if options.quick else [])]
+        command = [
+            sys.executable,
+            str(FOLDER / f"{name}.py"),
+            "--json",
+            *(["--quick"] if options.quick else []),
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         try:
             figures = json.loads(done.stdout.strip().splitlines()[-1])

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def _loader(data: Any, workers: int) -> Loader:
     )
 
 
-def _ratio(sides: dict[str, Callable[[], float]], rounds: int) -> float:
+def _ratio(sides: Mapping[str, Callable[[], float]], rounds: int) -> float:
     """Records per second of the cache over those of the files, after a round that does not count."""
     for run in sides.values():
         run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,36 @@ def test_loader_shares_and_the_rank_without_one() -> None:
     list(loader)
     assert noted == [(2, 3), (4,), (0,), ()], "a record that only keeps in step is not counted"
     assert len(loader) == 2
+
+
+class Slow(Numbers):
+    """Notes what is read; each read takes a while."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(200)
+        self.log = log
+
+    def __getitem__(self, record: int) -> int:
+        with self.log.open("a") as file:
+            file.write(f"{record}\n")
+        time.sleep(0.05)
+        return record
+
+
+def test_what_loader_processes_have_still_to_read_for_an_old_pass_is_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "read"
+    loader = Loader(Slow(log), global_batch_size=2, num_workers=1, prefetch_factor=8)
+    first = iter(loader)
+    position = loader.state_dict()
+    assert next(first).tolist() == [0, 1]
+    loader.load_state_dict(position)
+    second = iter(loader)
+    assert [next(second).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    read = [int(line) for line in log.read_text().split()]
+    begun_anew = read.index(0, 1)
+    assert begun_anew < 2 * 8, f"the old pass was read to its end: {read}"
+    with pytest.raises(ConfigError, match="is iterated twice at once"):
+        next(first)
 
 
 def test_other_records_are_noticed() -> None:

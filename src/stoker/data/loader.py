@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader, default_collate
 
 from stoker.data.order import GlobalOrder, Share, share_of
@@ -64,11 +65,14 @@ class Loader:
         self.epoch = 0
         self.cursor = 0
         """Records of the epoch that have been handed out, over the whole world."""
+        self._pass = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        """Number of the current pass, which loader processes see too: what they still have to do for an older one
+        they skip, so that a change of the world does not wait for batches that nobody wants."""
         self._plan = _Plan()
         self._session = session()
         self._source: DataLoader[Any] = DataLoader(
-            _Fetcher(dataset, collate_fn or default_collate),  # type: ignore[arg-type]
-            batch_sampler=self._plan,
+            _Fetcher(dataset, collate_fn or default_collate, self._pass),  # type: ignore[arg-type]
+            batch_sampler=self._plan,  # type: ignore[arg-type]
             collate_fn=_same,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
@@ -84,7 +88,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         live, records, epoch = self._session, len(self.dataset), self.epoch
+        number = self._end_pass()
         self._plan.begin(
+            number,
             GlobalOrder(records, seed=self.seed, epoch=epoch, shuffle=self.shuffle),
             cursor=self.cursor,
             global_batch_size=self.global_batch_size,
@@ -95,6 +101,10 @@ class Loader:
         batches: Iterator[Any] = iter(self._source) if steps > 0 else iter(())
         for _ in range(steps):
             live.check()
+            if int(self._pass) != number:
+                raise ConfigError(
+                    f"loader {self.name!r} is iterated twice at once: finish one loop before the next"
+                )
             batch: Any = next(batches)
             if isinstance(batch, StokerError):
                 raise batch
@@ -118,6 +128,12 @@ class Loader:
                 f"(fingerprint {self._fingerprint}, expected {state['data']}): restore the dataset, or start a new run"
             )
         self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
+        self._end_pass()
+
+    def _end_pass(self) -> int:
+        """Whatever is still being read is not wanted any more; returns the number of the next pass."""
+        self._pass += 1
+        return int(self._pass)
 
     @functools.cached_property
     def _fingerprint(self) -> str:
@@ -131,11 +147,20 @@ class _Plan:
     def __init__(self) -> None:
         self.taken: deque[tuple[Share, list[int]]] = deque()
         self._steps: Iterator[tuple[Share, list[int]]] = iter(())
+        self._number = 0
 
     def begin(
-        self, order: GlobalOrder, *, cursor: int, global_batch_size: int, rank: int, world_size: int
+        self,
+        number: int,
+        order: GlobalOrder,
+        *,
+        cursor: int,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
     ) -> None:
-        """Plan from `cursor` to the end of the epoch, for one rank of one world."""
+        """Plan pass `number` from `cursor` to the end of the epoch, for one rank of one world."""
+        self._number = number
         self.taken = deque()
         self._steps = (
             (share, _numbers(order, share, start))
@@ -143,27 +168,28 @@ class _Plan:
             for share in [share_of(rank, world_size, start, global_batch_size, order.records)]
         )
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         for share, numbers in self._steps:
             self.taken.append((share, numbers))
-            yield numbers
+            yield self._number, numbers
 
 
 class _Fetcher:
     """Reads and collates one batch, where the DataLoader wants it done. Our own errors travel as values, so that
     they arrive as they were raised."""
 
-    def __init__(self, dataset: Records, collate: Collate) -> None:
+    def __init__(self, dataset: Records, collate: Collate, current: torch.Tensor) -> None:
         self._dataset = dataset
         self._collate = collate
+        self._current = current
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, record: int) -> Any:
-        return self.__getitems__([record])
-
-    def __getitems__(self, records: Sequence[int]) -> Any:
+    def __getitems__(self, batch: tuple[int, list[int]]) -> Any:
+        number, records = batch
+        if int(self._current) != number:
+            return None
         try:
             several = getattr(self._dataset, "__getitems__", None)
             samples = several(records) if several is not None else [self._dataset[r] for r in records]
