@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.data.audit import Committed, Entry, Read, audit, audit_known
 from stoker.data.ledger import Ledger, read_ledgers
-from stoker.data.session import Session
+from stoker.data.session import HandedOut, Session
 
 
 def read(
@@ -55,10 +55,22 @@ def test_steps_of_which_a_rank_is_not_here_are_said() -> None:
     assert audit_known(entries).unseen_steps == 1
 
 
+def test_a_run_that_stops_early_is_not_blamed_for_the_rest() -> None:
+    def at(step: int, epoch: int, records: tuple[int, ...], cursor: int) -> list[Entry]:
+        return [Read(1, step, epoch, 0, 1, records, 0.0, "d", cursor, 4), commit(1, step)]
+
+    evaluation = [Read(1, 9, 0, 0, 1, (0, 1), 0.0, "eval", 2, 2)]
+    whole = [*at(1, 0, (0, 1), 2), *at(2, 0, (2, 3), 4), *at(3, 1, (3, 1), 2), *evaluation]
+    report = audit_known(whole)
+    assert (report.missed, report.repeated) == (0, 0)
+    assert audit_known([*at(1, 0, (0, 1), 2), *at(3, 1, (3, 1), 2)]).missed == 2
+    assert audit_known([*at(1, 0, (0, 1), 2), *at(2, 0, (2,), 4)]).missed == 1, "also in the last epoch"
+
+
 def test_a_ledger_survives_a_cut_line(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path), "w")
     live = Session(rank=1, world_size=2, generation=3)
-    ledger.read(live, 7, "d", 0, (4, 5))
+    ledger.read(live, 7, HandedOut("d", 0, (4, 5), 10, 20))
     ledger.committed(3, 7, 1)
     ledger.close()
     with (tmp_path / "w.jsonl").open("ab") as file:

@@ -237,7 +237,7 @@ def test_loader_shares_and_the_rank_without_one() -> None:
     live.rank, live.world_size = 2, 3
     batches = []
     noted: list[tuple[int, ...]] = []
-    live.on_batch = lambda name, epoch, records: noted.append(records)
+    live.on_batch = lambda batch: noted.append(batch.records)
     batches.extend((batch.tolist(), live.share) for batch in loader)
     assert [b for b, _ in batches] == [[2, 3], [4]]
     live.rank = 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
@@ -27,6 +26,10 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     records: tuple[int, ...]
     wall_s: float
     dataset: str = ""
+    cursor: int = 0
+    """Records of the epoch that the world had read after this batch."""
+    total: int = 0
+    """Records of a whole epoch."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="commit"):
@@ -69,33 +72,44 @@ class Report:
     """Epoch → (missed, repeated)."""
 
 
-def audit(
-    entries: Iterable[Entry],
-    records: Mapping[str, int],
-    epochs: int,
-    order: Literal["complete", "partial"] = "complete",
-) -> Report:
-    """Compare what was read with what should have been.
+def audit(entries: Iterable[Entry], records: Mapping[str, int], epochs: int) -> Report:
+    """Compare what was read with what should have been: every record of `epochs` epochs.
 
-    `records`: dataset → number of records; only reads of these datasets count. With `order="partial"` a run
-    that stopped early is not blamed for what it had not come to.
+    `records`: dataset → number of records; only reads of these datasets count.
     """
+    return _compare(list(entries), {(d, e): n for d, n in records.items() for e in range(epochs)})
+
+
+def audit_known(entries: list[Entry]) -> Report:
+    """`audit` where only the entries are known: whole epochs, but the last one only as far as the run came. Reads that
+    belong to no commit (evaluation) are left out."""
+    committed = {(e.step, e.generation) for e in entries if isinstance(e, Committed)}
+    reads = [e for e in entries if isinstance(e, Read) and (e.step, e.generation) in committed]
+    expected: dict[tuple[str, int], int] = {}
+    for read in reads:
+        expected[read.dataset, read.epoch] = max(expected.get((read.dataset, read.epoch), 0), read.cursor)
+    for dataset, epoch in list(expected):
+        if (dataset, epoch + 1) in expected:
+            expected[dataset, epoch] = max(r.total for r in reads if r.dataset == dataset)
+    return _compare(entries, expected)
+
+
+def _compare(entries: list[Entry], expected: Mapping[tuple[str, int], int]) -> Report:
+    """`expected`: (dataset, epoch) → how many different records should have been read."""
+    datasets = {dataset for dataset, _ in expected}
     reads: dict[tuple[int, int], list[Read]] = {}
     winner: dict[int, int] = {}
     attempts: dict[int, set[int]] = {}
-    generations: set[int] = set()
     for entry in entries:
-        generations.add(entry.generation)
-        if isinstance(entry, Read):
-            if entry.dataset in records:
-                reads.setdefault((entry.step, entry.generation), []).append(entry)
+        if isinstance(entry, Read) and entry.dataset in datasets:
+            reads.setdefault((entry.step, entry.generation), []).append(entry)
         elif isinstance(entry, Committed):
             winner[entry.step] = max(winner.get(entry.step, 0), entry.generation)
             attempts.setdefault(entry.step, set()).add(entry.generation)
     report = Report(
         steps=len(winner),
         steps_lost=sum(len(tried) - 1 for tried in attempts.values()),
-        generations=len(generations),
+        generations=len({entry.generation for entry in entries}),
     )
     counts: dict[tuple[str, int], Counter[int]] = {}
     for step, generation in winner.items():
@@ -104,28 +118,11 @@ def audit(
             report.unseen_steps += 1
         for read in here:
             counts.setdefault((read.dataset, read.epoch), Counter()).update(read.records)
-    for dataset, total in records.items():
-        for epoch in range(epochs):
-            seen = counts.get((dataset, epoch), Counter())
-            missed = total - len(seen)
-            if order == "partial" and epoch == max((e for d, e in counts if d == dataset), default=0):
-                missed = 0
-            repeated = sum(seen.values()) - len(seen)
-            old = report.by_epoch.get(epoch, (0, 0))
-            report.by_epoch[epoch] = (old[0] + missed, old[1] + repeated)
-            report.missed += missed
-            report.repeated += repeated
+    for (dataset, epoch), total in expected.items():
+        seen = counts.get((dataset, epoch), Counter())
+        missed, repeated = max(0, total - len(seen)), sum(seen.values()) - len(seen)
+        before = report.by_epoch.get(epoch, (0, 0))
+        report.by_epoch[epoch] = (before[0] + missed, before[1] + repeated)
+        report.missed += missed
+        report.repeated += repeated
     return report
-
-
-def audit_known(entries: list[Entry]) -> Report:
-    """`audit` where only the entries are known: a dataset's size is what its first whole epoch read, and loaders
-    whose batches belong to no commit (evaluation) are left out."""
-    committed = {e.step for e in entries if isinstance(e, Committed)}
-    reads = [e for e in entries if isinstance(e, Read) and e.step in committed]
-    records: dict[str, int] = {}
-    epochs = 0
-    for read in reads:
-        records[read.dataset] = max(records.get(read.dataset, 0), 1 + max(read.records, default=-1))
-        epochs = max(epochs, read.epoch + 1)
-    return audit(entries, records, epochs, "partial")

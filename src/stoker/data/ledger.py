@@ -11,7 +11,7 @@ from typing import IO
 import msgspec
 
 from stoker.data.audit import Committed, Entered, Entry, Read
-from stoker.data.session import Session
+from stoker.data.session import HandedOut, Session
 from stoker.errors import EnvironmentProblem
 from stoker.wire.job import World
 
@@ -30,17 +30,19 @@ class Ledger:
             raise EnvironmentProblem(f"cannot write the audit to {self._path}: {error}") from None
         self._encode = msgspec.json.Encoder().encode
 
-    def read(self, live: Session, step: int, dataset: str, epoch: int, records: tuple[int, ...]) -> None:
+    def read(self, live: Session, step: int, batch: HandedOut) -> None:
         self._write(
             Read(
                 generation=live.generation,
                 step=step,
-                epoch=epoch,
+                epoch=batch.epoch,
                 rank=live.rank,
                 world_size=live.world_size,
-                records=records,
+                records=batch.records,
                 wall_s=time.time(),
-                dataset=dataset,
+                dataset=batch.loader,
+                cursor=batch.cursor,
+                total=batch.total,
             )
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from stoker.data.order import GlobalOrder, Share, share_of
-from stoker.data.session import session
+from stoker.data.session import HandedOut, session
 from stoker.errors import ConfigError, DatasetChanged, StokerError
 
 Collate = Callable[[list[Any]], Any]
@@ -112,7 +112,8 @@ class Loader:
             self.cursor += share.batch_records
             live.share = share
             if live.on_batch is not None:
-                live.on_batch(self.name, epoch, tuple(numbers) if share.records else ())
+                counted = tuple(numbers) if share.records else ()
+                live.on_batch(HandedOut(self.name, epoch, counted, self.cursor, records))
             yield batch
         self.epoch, self.cursor = epoch + 1, 0
 

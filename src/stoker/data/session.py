@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stoker.data.order import Share
 
@@ -17,6 +17,19 @@ class Positioned(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class HandedOut(NamedTuple):
+    """A batch that a loader gives to the training loop."""
+
+    loader: str
+    epoch: int
+    records: tuple[int, ...]
+    """Record numbers of this rank's share; empty for a record that only keeps in step."""
+    cursor: int
+    """Records of the epoch that the world has been handed after this batch."""
+    total: int
+    """Records of a whole epoch."""
 
 
 @dataclass
@@ -30,8 +43,8 @@ class Session:
     """Of the batch that was handed out last; gradients are weighted by it."""
     check: Callable[[], None] = lambda: None
     """Raises when the world must be left; loaders call it before they wait for data."""
-    on_batch: Callable[[str, int, tuple[int, ...]], None] | None = None
-    """`on_batch(dataset, epoch, records)` for every batch that is handed out."""
+    on_batch: Callable[[HandedOut], None] | None = None
+    """Called with every batch that is handed out."""
     _loaders: dict[str, weakref.ref[Positioned]] = field(default_factory=dict)
 
     def register(self, loader: Positioned, name: str | None) -> str:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.data.ledger import Ledger
-from stoker.data.session import Session, session
+from stoker.data.session import HandedOut, Session, session
 from stoker.errors import MasterUnreachable, StokerError
 from stoker.settings import Timeouts, WorkerSettings, worker_settings
 from stoker.train.channel import AgentChannel
@@ -295,9 +295,9 @@ class Runtime:
         if self.core.phase == "member" and self.core.interruption() == "now":
             raise WorldChanged
 
-    def _on_batch(self, dataset: str, epoch: int, records: tuple[int, ...]) -> None:
+    def _on_batch(self, batch: HandedOut) -> None:
         if self._ledger is not None:
-            self._ledger.read(self.session, self.core.commits + 1, dataset, epoch, records)
+            self._ledger.read(self.session, self.core.commits + 1, batch)
 
 
 @functools.cache
