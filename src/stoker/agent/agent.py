@@ -102,6 +102,8 @@ class Agent:
         try:
             while True:
                 reader = await self._connect()
+                if reader is None:
+                    return None
                 outcome = await self._session(reader)
                 if self._done.done():
                     return self._done.result()
@@ -110,6 +112,8 @@ class Agent:
                 log.warning("lost the master: workers are stopped, joining again as a new node")
                 self._apply(self.core.on_stream_lost())
                 await self._wait_for_workers()
+                if self.core.leaving:
+                    return None
                 self.core = NodeCore(new_id("node"))
         finally:
             self._apply(self.core.stop_all())
@@ -122,8 +126,10 @@ class Agent:
         self._report_soon(0.0)
 
     def kill(self) -> None:
-        """End every worker now."""
+        """End every worker now, and wait for nobody."""
         self._apply(self.core.stop_all())
+        if self.core.leaving and not self._done.done():
+            self._done.set_result(None)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -132,11 +138,12 @@ class Agent:
 
     # -- the master ---------------------------------------------------------------------------------------
 
-    async def _connect(self) -> asyncio.StreamReader:
+    async def _connect(self) -> asyncio.StreamReader | None:
+        """Reach the master; None when this node is to leave before it did."""
         config = self.config
         deadline = self.clock.now() + config.timeouts.user_s
         said = False
-        while True:
+        while not self.core.leaving:
             try:
                 reader, self._writer = await open_stream(
                     config.master_host,
@@ -155,6 +162,7 @@ class Agent:
                     log.info("waiting for the master at %s:%s", config.master_host, config.master_port)
                     said = True
                 await asyncio.sleep(0.2)
+        return None
 
     async def _session(self, reader: asyncio.StreamReader) -> str | None:
         """Speak with the master until the job ends or the stream breaks; returns why it refused this node."""

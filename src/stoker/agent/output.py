@@ -75,15 +75,25 @@ class WorkerOutput:
             lines, rest = [*lines, rest], b""
         self._partial[stream] = rest
         for line in lines:
-            self._show(stream, line.rsplit(b"\r", 1)[-1] if not line.endswith(b"\r") else line[:-1])
+            self._say(stream, line.rsplit(b"\r", 1)[-1] if not line.endswith(b"\r") else line[:-1])
 
     def close(self) -> None:
         for stream, rest in self._partial.items():
-            if rest and self._show is not None:
-                self._show(stream, rest)
+            if rest:
+                self._say(stream, rest)
         for file in self._files.values():
             file.close()
         self._files = {}
+
+    def _say(self, stream: str, line: bytes) -> None:
+        """Show a line; a console that is gone (`stoker run … | head`) costs the lines, never the run."""
+        if self._show is None:
+            return
+        try:
+            self._show(stream, line)
+        except OSError as error:
+            self.lost = f"worker output is not shown any more: {error}"
+            self._show = None
 
     def last_traceback(self) -> str:
         """The last traceback on standard error; empty if there is none."""

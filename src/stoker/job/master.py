@@ -98,11 +98,15 @@ class Master:
                     self._send(node, directive)
                 case Refuse(node, why):
                     self._send(node, Refused(why))
+                    self._streams[node].writer.close()
                 case Record(kind, why, details):
                     self._record(kind, why, details)
                 case End(outcome):
                     if not self._ended.done():
                         self._ended.set_result(outcome)
+        for node, stream in list(self._streams.items()):
+            if node not in self.machine.roster.nodes and not stream.writer.is_closing():
+                stream.writer.transport.abort()  # given up as silent: should it still be there, it has to join anew
 
     def status(self) -> dict[str, Any]:
         """What `GET /v1/status` answers."""
@@ -178,9 +182,15 @@ class Master:
     # -- time and log -------------------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
+        """A late tick is left out: this process itself was stopped (Ctrl-Z) or stuck, and what the nodes said
+        meanwhile is still to be read. The next one comes in any case."""
+        left_out = False
         while True:
+            before = self.clock.now()
             await asyncio.sleep(self._tick_s)
-            self.feed(Tick())
+            left_out = not left_out and self.clock.now() - before >= 2 * self._tick_s
+            if not left_out:
+                self.feed(Tick())
 
     def _record(self, kind: str, why: str, details: dict[str, Any]) -> None:
         quiet = kind in QUIET or (kind == "node-lost" and self.machine.phase == "ended")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -61,10 +62,12 @@ class LocalProcess:
             self._close(name)
 
     def _drain(self, name: str) -> None:
-        """Take what is in the pipe now; a grandchild may hold its other end open for long."""
+        """Take what is in the pipe now; a grandchild may hold its other end open for long, and go on writing."""
         pipe = self._pipes[name]
+        left_bytes = fcntl.fcntl(pipe.fileno(), fcntl.F_GETPIPE_SZ)
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(pipe.fileno(), READ_BYTES):
+            while left_bytes > 0 and (data := os.read(pipe.fileno(), left_bytes)):
+                left_bytes -= len(data)
                 self._on_output(name, data)
         self._close(name)
 

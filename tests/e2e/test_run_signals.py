@@ -1,0 +1,90 @@
+"""`stoker run` itself is stopped, interrupted, or loses its console."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.run_helpers import TOY, Stoker, ledger, wait_for
+
+pytestmark = pytest.mark.real
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_run_that_was_stopped_for_long_goes_on(tmp_path: Path) -> None:
+    """Ctrl-Z, then fg: the master's own absence is no sign that its node is gone."""
+    job = Stoker(tmp_path, "run", "--no-cache", "--nproc-per-node", "2", "--timeout", "5s", "--audit", TOY,
+                 "--out", ".", "--step-s", "0.05")  # fmt: skip
+    wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
+    job.interrupt(signal.SIGSTOP)
+    time.sleep(4)
+    job.interrupt(signal.SIGCONT)
+    done = job.finish(40)
+    assert done.code == 0, done.text
+    assert "generation 2" not in done.err, done.text
+
+
+def test_a_node_that_was_given_up_as_silent_comes_back_as_a_new_one(tmp_path: Path) -> None:
+    flags = ("run", "--no-cache", "--nnodes", "1:2", "--timeout", "5s", "--rdzv-endpoint", "127.0.0.1:29475")
+    other = tmp_path / "other"
+    other.mkdir()
+    first = Stoker(tmp_path, *flags, "--audit", TOY, "--out", ".", "--epochs", "20", "--step-s", "0.05")
+
+    def sizes() -> list[int]:
+        return [e["world_size"] for e in ledger(tmp_path, "world")]
+
+    wait_for(lambda: sizes() == [1], why="world of one")
+    second = Stoker(other, *flags, TOY, "--out", ".", "--epochs", "20", "--step-s", "0.05",
+                    environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})  # fmt: skip
+    wait_for(lambda: sizes()[-1:] == [2], why="world of two")
+    second.interrupt(signal.SIGSTOP)
+    wait_for(lambda: sizes()[-1:] == [1], 15, "world without it")
+    second.interrupt(signal.SIGCONT)
+    wait_for(lambda: sizes()[-1:] == [2], 15, "world with it")
+    assert first.finish().code == 0
+    assert second.finish(20).code == 0
+
+
+def test_ctrl_c_while_there_is_no_master(tmp_path: Path) -> None:
+    job = Stoker(tmp_path, "run", "--no-cache", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint",
+                 "127.0.0.1:29476", TOY)  # fmt: skip
+    time.sleep(1.5)
+    job.interrupt()
+    assert "left the job" in job.finish(5).err
+
+
+def test_a_console_that_goes_away_costs_no_more_than_its_lines(tmp_path: Path) -> None:
+    text = "import sys, time\nprint(1)\ntime.sleep(0.5)\nprint(2)\nsys.stdout.write('the end')\n"
+    with subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli.main", "run", "--no-cache", script(tmp_path, text)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        assert job.stdout.readline() == "[rank 0] 1\n"
+        job.stdout.close()
+        err = job.stderr.read()
+        assert job.wait(20) == 0, err
+    assert err.count("not shown any more") == 1, err
+    assert "Traceback" not in err
+    (kept,) = tmp_path.glob("stoker-logs/*/*/*/stdout.log")
+    assert kept.read_text() == "1\n2\nthe end"
+
+
+def test_a_grandchild_that_writes_for_ever_does_not_hold_the_run(tmp_path: Path) -> None:
+    text = "import subprocess, time\nsubprocess.Popen(['setsid', 'yes'])\ntime.sleep(0.3)\n"
+    job = Stoker(tmp_path, "run", "--no-cache", "--redirects", "3", script(tmp_path, text))
+    assert job.finish(15).code == 0
