@@ -37,8 +37,9 @@ class Timeouts:
     beat_timeout_s: float = 5.0
     """Seconds of silence after which an agent counts as gone."""
 
-    park_s: float = 30.0
-    """Seconds that a worker may take to leave an interrupted step before it is replaced."""
+    park_s: float = DEFAULT_TIMEOUT_S / 2
+    """Seconds that a worker may take to leave an interrupted step before it is replaced. As long as the user's timeout
+    allows: a worker in a long step or evaluation is healthy, and with it dies the state that it holds."""
 
     last_call_s: float = 1.0
     """Seconds to wait for more nodes, or for more newcomers, once there are enough to begin."""
@@ -74,7 +75,7 @@ class Timeouts:
             user_s=user_s,
             beat_interval_s=beat_timeout_s / 5,
             beat_timeout_s=beat_timeout_s,
-            park_s=max(beat_timeout_s, min(30.0, user_s / 2)),
+            park_s=max(beat_timeout_s, user_s / 2),
             last_call_s=min(1.0, user_s / 4),
             stop_grace_s=min(5.0, user_s),
         )

@@ -86,6 +86,9 @@ def test_timeouts_derive_from_the_one_and_are_in_order() -> None:
     for user_s in (1.0, 5.0, 60.0, 3600.0):
         timeouts = Timeouts.from_user_timeout(user_s)
         assert timeouts.beat_interval_s < timeouts.beat_timeout_s <= timeouts.park_s <= timeouts.user_s
+        assert timeouts.park_s >= user_s / 2, (
+            "a healthy worker in a long step is not killed for the others' sake"
+        )
     with pytest.raises(ConfigError, match="too short"):
         Timeouts.from_user_timeout(0.5)
     with pytest.raises(ConfigError, match="out of order"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.train.group import ProcessGroup, is_collective_failure
+from stoker.train.sockets import break_connections
 from stoker.wire.job import Member, World
 
 pytestmark = pytest.mark.real
@@ -89,6 +91,38 @@ def test_a_group_that_waits_for_an_absent_peer_is_broken_at_once() -> None:
     assert time.monotonic() - began < 10
     group.close()
     assert group.endpoint != first, "a store whose connection was cut is replaced"
+
+
+def test_a_world_that_is_over_before_its_group_is_opened_is_not_waited_for() -> None:
+    """1. the worker takes the world; 2. the order to leave it comes, with no connection to break yet; 3. it opens."""
+    group = ProcessGroup(torch.device("cpu"), timeout_s=60, address="127.0.0.1")
+
+    def check() -> None:
+        raise InterruptedError
+
+    group.break_off()
+    began = time.monotonic()
+    with pytest.raises(InterruptedError):
+        group.open(world_of(1, 2, group.endpoint), 0, check)
+    assert time.monotonic() - began < 10
+    group.close()
+
+
+def test_a_store_of_a_job_on_one_machine_listens_on_the_loopback_only() -> None:
+    group = ProcessGroup(torch.device("cpu"), timeout_s=60, address="127.0.0.1")
+    port = int(group.endpoint.rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+    group.close()
+
+
+def test_only_gloos_own_connections_are_broken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0]:
+            assert break_connections({port + 1}, {ours.getsockname()[1] + 1}) == 0
+            assert break_connections(set(), {port}) == 1
+            assert ours.recv(1) == b""
 
 
 def test_errors_of_scripts_are_no_collective_failures() -> None:

@@ -293,3 +293,31 @@ def test_two_loaders_of_one_name() -> None:
     with pytest.raises(ValueError, match="named 'train' already"):
         Loader(Numbers(), global_batch_size=1, name="train")
     assert first.name == "train"
+
+
+def test_a_state_of_another_shape_is_no_broken_world() -> None:
+    exported = make().export()
+    exported["modules"]["model"]["0.weight"] = torch.zeros(7, 7)
+    with pytest.raises(
+        ConfigError, match=r"(?s)does not fit 'model'.*another version of this script.*size mismatch"
+    ):
+        make().load(exported)
+
+
+def test_a_loader_made_inside_the_training_function_is_refused() -> None:
+    """It would be a new one after each change of the world, with its position lost and its records read again."""
+    state = make()
+
+    @elastic
+    def train(state: State) -> None:
+        Loader(Numbers(), global_batch_size=2)
+
+    with pytest.raises(ConfigError, match=r"before the @stoker.elastic function"):
+        train(state)
+
+
+def test_another_launchers_world_is_not_taken_for_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match="start the script with `stoker run`"):
+        make()

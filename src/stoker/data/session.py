@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from stoker.data.order import Share
+from stoker.errors import ConfigError
 
 
 class Positioned(Protocol):
@@ -45,10 +46,18 @@ class Session:
     """Raises when the world must be left; loaders call it before they wait for data."""
     on_batch: Callable[[HandedOut], None] | None = None
     """Called with every batch that is handed out."""
+    is_closed: bool = False
+    """Inside the training function: it runs again after each change of the world, so a loader made there would be a
+    new one each time, and its position lost."""
     _loaders: dict[str, weakref.ref[Positioned]] = field(default_factory=dict)
 
     def register(self, loader: Positioned, name: str | None) -> str:
-        """Give a loader its name: the same on every worker, because each runs the same script."""
+        """Give a loader its name: the same on every worker, because each runs the same script. Raises ConfigError."""
+        if self.is_closed:
+            raise ConfigError(
+                "make every stoker.Loader before the @stoker.elastic function is called: one made inside it would "
+                "begin anew after each change of the world"
+            )
         chosen = name if name is not None else f"loader-{len(self._loaders)}"
         known = self._loaders.get(chosen)
         if name is not None and known is not None and known() is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -29,6 +31,8 @@ class ProcessGroup:
         self._timeout = timedelta(seconds=timeout_s)
         self._lock = threading.Lock()
         self._ports: set[int] = set()
+        """Where this rank's Gloo listens."""
+        self._peer_ports: set[int] = set()
         self._store_port = 0
         self._store_broken = False
         self._address = address
@@ -39,13 +43,17 @@ class ProcessGroup:
         """`host:port` of this worker's own store; empty for a world of one."""
         return f"{self._address}:{self._own.port}" if self._own is not None else ""
 
-    def open(self, world: World, rank: int) -> None:
+    def open(self, world: World, rank: int, check: Callable[[], None] = lambda: None) -> None:
         """Join the group of a generation.
+
+        `check` raises when the world is over already: a `break_off` that came before there was a connection to
+        break has cut nothing, and nobody would come to this generation any more.
 
         Raises RuntimeError (torch's DistNetworkError and others) when a peer is not there or `break_off` came.
         """
         size = len(world.members)
         store = self._store(world, rank)
+        check()
         before = listening_ports()
         prefixed = PrefixStore(f"generation-{world.generation}", store)
         dist.init_process_group(
@@ -54,20 +62,20 @@ class ProcessGroup:
         if size > 1 and self.backend == "gloo":
             mine = sorted(listening_ports() - before)
             prefixed.set(f"stoker-ports-{rank}", ",".join(map(str, mine)))
-            ports = set(mine)  # from here on the store is out of danger
+            peers: set[int] = set()
             for peer in range(size):
                 if peer != rank:
                     text = prefixed.get(f"stoker-ports-{peer}").decode()
-                    ports.update(int(port) for port in text.split(",") if port)
-            with self._lock:
-                self._ports, self._store_port = ports, 0
+                    peers.update(int(port) for port in text.split(",") if port)
+            with self._lock:  # from here on the store is out of danger
+                self._ports, self._peer_ports, self._store_port = set(mine), peers, 0
 
     def _store(self, world: World, rank: int) -> Store:
         if len(world.members) == 1:
             return HashStore()
         host, _, port = world.store.rpartition(":")
         with self._lock:
-            self._ports, self._store_port = set(), int(port)
+            self._ports, self._peer_ports, self._store_port = set(), set(), int(port)
         if rank == 0 and self._own is not None:
             return self._own
         store = TCPStore(
@@ -82,19 +90,20 @@ class ProcessGroup:
     def break_off(self) -> None:
         """Wake whoever is blocked in a collective or in `open`, in any thread."""
         with self._lock:
-            ports = set(self._ports)
+            local, remote = set(self._ports), set(self._peer_ports)
             if self._store_port:
-                ports.add(self._store_port)
+                local.add(self._store_port)
+                remote.add(self._store_port)
                 self._store_broken = True
         if self.backend == "nccl":
             self._abort_nccl()
-        elif ports:
-            break_connections(ports)
+        elif remote:
+            break_connections(local, remote)
 
     def close(self) -> None:
         """Take the group down. Drop every DDP and Work of it before."""
         with self._lock:
-            self._ports, self._store_port = set(), 0
+            self._ports, self._peer_ports, self._store_port = set(), set(), 0
             broken, self._store_broken = self._store_broken, False
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
@@ -105,7 +114,18 @@ class ProcessGroup:
     def _new_store(self) -> TCPStore | None:
         if self._address is None:
             return None
-        return TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        port, listener = 0, None
+        if self._address.startswith("127."):  # by itself it listens on every interface, and it knows no token
+            server = socket.create_server((self._address, 0), backlog=1024)
+            port, listener = int(server.getsockname()[1]), server.detach()
+        return TCPStore(
+            self._address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self._timeout,
+            master_listen_fd=listener,
+        )
 
     def _abort_nccl(self) -> None:
         group = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.data.ledger import Ledger
 from stoker.data.session import HandedOut, Session, session
-from stoker.errors import MasterUnreachable, StokerError
+from stoker.errors import ConfigError, MasterUnreachable, StokerError
 from stoker.settings import Timeouts, WorkerSettings, worker_settings
 from stoker.train.channel import AgentChannel
 from stoker.train.checkpoint import CheckpointFolder
@@ -85,6 +85,11 @@ class Runtime:
             return
         self._connected = True
         if self.settings.agent_socket is None:
+            if self.settings.world_size > 1:
+                raise ConfigError(
+                    f"WORLD_SIZE={self.settings.world_size} is set, but no agent of Stoker has started this process: "
+                    "start the script with `stoker run` in place of torchrun, or unset it to run it alone"
+                )
             self.session.rank, self.session.world_size = 0, 1
             return
         self.channel = AgentChannel(self.settings.agent_socket, self.settings.worker)
@@ -132,6 +137,7 @@ class Runtime:
             world = self._wait_for_world()
             try:
                 self._join(world, state)
+                self.session.is_closed = True
                 return
             except (RuntimeError, WorldChanged) as error:
                 if isinstance(error, StokerError):
@@ -171,6 +177,7 @@ class Runtime:
                 if self.core.interruption() != "no":
                     raise WorldChanged
                 self._wait()
+        self.session.is_closed = False
         if self._ledger is not None:
             self._ledger.close()
 
@@ -257,10 +264,8 @@ class Runtime:
         rank = self.core.rank_in(world)
         assert rank is not None
         group = self._open_store()
-        group.open(world, rank)
-        with self._changed:
-            if self.core.interruption() == "now":
-                raise WorldChanged
+        group.open(world, rank, self._check)
+        self._check()
         copies = world.members[rank].copy_state
         if copies:
             received = receive_state(world, self.device)

@@ -39,15 +39,19 @@ def listening_ports() -> set[int]:
     return ports
 
 
-def break_connections(ports: set[int]) -> int:
-    """Shut down every connected TCP socket that has one of these ports on either end; returns how many."""
+def break_connections(local: set[int], remote: set[int]) -> int:
+    """Shut down every connected TCP socket with one of these ports on its own or on its far end; returns how many.
+
+    The two are told apart because a connection to anybody may well leave from a port with the number that some
+    peer's Gloo listens on.
+    """
     broken = 0
     for sock in tcp_sockets():
         try:
-            ends = {int(sock.getsockname()[1]), int(sock.getpeername()[1])}
+            here, there = int(sock.getsockname()[1]), int(sock.getpeername()[1])
         except OSError:
             continue
-        if ends & ports:
+        if here in local or there in remote:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
                 broken += 1

@@ -222,10 +222,15 @@ class State:
                     f"the state to load has {kind} {sorted(state[kind])}, this script's State has {sorted(mine)}: is "
                     "it from another script?"
                 )
-        for name, module in self._modules.items():
-            module.load_state_dict(state["modules"][name])
-        for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+        try:
+            for name, module in self._modules.items():
+                module.load_state_dict(state["modules"][name])
+            for name, optimizer in self._optimizers.items():
+                optimizer.load_state_dict(state["optimizers"][name])
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"the state to load does not fit {name!r}: is it from another version of this script? {error}"
+            ) from error
         for name, held in self._objects.items():
             held.load_state_dict(state["objects"][name])
         self._values.update(state["values"])
