@@ -29,7 +29,7 @@ from stoker.wire.job import Directive, Join, Outcome, Refused, ToAgent, WorkerEx
 from stoker.wire.stream import open_stream
 
 log = logging.getLogger("stoker.agent")
-COALESCE_S = 0.01
+COALESCE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,17 @@ class Agent:
                 self._writer = None
 
     async def _read(self, reader: asyncio.StreamReader) -> str | None:
-        while (message := await self._codec.read(reader)) is not None:
-            if isinstance(message, Refused):
-                return message.why
-            assert isinstance(message, Directive)
-            self._apply(self.core.on_directive(message))
+        """Take directives, which the master repeats all the time: one that is silent for the whole timeout is lost."""
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(self.config.timeouts.user_s):
+                    message = await self._codec.read(reader)
+                if message is None:
+                    return None
+                if isinstance(message, Refused):
+                    return message.why
+                assert isinstance(message, Directive)
+                self._apply(self.core.on_directive(message))
         return None
 
     async def _beat(self) -> None:

@@ -59,7 +59,10 @@ class GlobalOrder:
         """Record numbers (int64) at the positions `[start, stop)`. Raises ValueError outside the epoch."""
         if not 0 <= start <= stop <= self.records:
             raise ValueError(f"positions [{start}, {stop}) are outside an epoch of {self.records} records")
-        positions = np.arange(start, stop, dtype=np.uint64)
+        return self.of(np.arange(start, stop, dtype=np.uint64))
+
+    def of(self, positions: U64) -> I64:
+        """Record numbers (int64) at any positions of the epoch; several at once cost hardly more than one."""
         if not self.shuffle or self.records < 2:
             return positions.astype(np.int64)
         values = self._permute(positions)

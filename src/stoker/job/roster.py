@@ -62,6 +62,9 @@ class Roster:
     nodes_seen: int = 0
     workers_seen: int = 0
     highest_commit: int = 0
+    highest_at: float = 0.0
+    pace: float = 0.0
+    """Commits per second, lately."""
 
     def add_node(self, join: Join, now: float) -> None:
         self.nodes[join.node] = Node(join=join, age=self.nodes_seen, last_seen=now)
@@ -125,7 +128,15 @@ class Roster:
         worker.state = report.state
         worker.finished = report.state.phase == "finished"
         self.elastic = self.elastic or report.state.elastic
-        self.highest_commit = max(self.highest_commit, report.state.commits)
+        self._note_commits(report.state.commits, now)
+
+    def _note_commits(self, commits: int, now: float) -> None:
+        gained, passed_s = commits - self.highest_commit, now - self.highest_at
+        if gained <= 0:
+            return
+        if self.highest_at > 0.0 and passed_s > 0.0:
+            self.pace = gained / passed_s
+        self.highest_commit, self.highest_at = commits, now
 
     def candidate(self, worker: Worker) -> Candidate:
         """The worker as one of the coming world."""

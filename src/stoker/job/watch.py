@@ -8,8 +8,9 @@ from stoker.job.roster import Node, Roster
 from stoker.wire.job import Directive, Outcome, World
 
 STOP_AHEAD = 2
-"""A newcomer's interruption comes this many commits after the newest one known, so that it reaches every member
-before any of them gets there and no step is broken."""
+REPORT_LAG_S = 0.3
+"""An interruption that can wait comes this many commits after the newest one known, and as many more as are made while
+news travel, so that it reaches every member before any of them gets there and no step is broken."""
 
 
 class Regroup(NamedTuple):
@@ -21,7 +22,7 @@ class Regroup(NamedTuple):
 
 def regroup_reason(world: World, roster: Roster, now: float, last_call_s: float) -> Regroup | None:
     """Whether a running world must give way to a new one."""
-    soon = roster.highest_commit + STOP_AHEAD
+    soon = roster.highest_commit + STOP_AHEAD + int(roster.pace * REPORT_LAG_S)
     for member in world.members:
         worker = roster.workers.get(member.worker)
         name = f"rank {member.rank} ({member.worker})"

@@ -31,7 +31,8 @@ from stoker.train.transfer import receive_state, receivers_of, send_state
 from stoker.wire.job import Member, Order, World
 
 log = logging.getLogger("stoker.train")
-SAY_INTERVAL_S = 0.005
+SAY_INTERVAL_S = 0.1
+"""Seconds between two words about commits alone: each costs the node about 0.5 ms of CPU."""
 
 
 class WorldChanged(BaseException):

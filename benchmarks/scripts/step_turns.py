@@ -1,4 +1,4 @@
-"""Blocks of steps in one process, in turn: bare DistributedDataParallel, then @stoker.elastic with commit."""
+"""Steps in one process, in turn: bare DistributedDataParallel, then @stoker.elastic with commit."""
 
 import argparse
 import json
@@ -13,8 +13,7 @@ import stoker
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
-parser.add_argument("--blocks", type=int, default=9)
-parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--steps", type=int, default=300, help="of each kind")
 parser.add_argument("--width", type=int, default=256)
 options = parser.parse_args()
 torch.set_num_threads(1)
@@ -76,14 +75,13 @@ def main():
         for _ in range(10):
             bare_step()
             elastic_step()
-        for block in range(options.blocks):
-            sides = [("bare", bare_step), ("elastic", elastic_step)]
-            for name, step in sides if block % 2 == 0 else reversed(sides):
+        sides = [("bare", bare_step), ("elastic", elastic_step)]
+        for turn in range(options.steps):
+            for name, step in sides if turn % 2 == 0 else reversed(sides):
                 torch.distributed.barrier()
                 began = time.perf_counter()
-                for _ in range(options.steps):
-                    step()
-                results[name].append((time.perf_counter() - began) / options.steps)
+                step()
+                results[name].append(time.perf_counter() - began)
 
     train(state)
     if ctx.rank == 0:
