@@ -55,6 +55,27 @@ def test_a_node_that_was_given_up_as_silent_comes_back_as_a_new_one(tmp_path: Pa
     assert second.finish(20).code == 0
 
 
+def test_a_node_whose_master_falls_silent_gives_up_in_time(tmp_path: Path) -> None:
+    flags = ("run", "--no-cache", "--nnodes", "2", "--timeout", "3s", "--rdzv-endpoint", "127.0.0.1:29477")
+    other = tmp_path / "other"
+    other.mkdir()
+    first = Stoker(tmp_path, *flags, "--audit", TOY, "--epochs", "99")
+    wait_for(lambda: list((tmp_path / "runtime").rglob("*.token")), why="master")
+    time.sleep(0.5)
+    second = Stoker(
+        other, *flags, TOY, "--epochs", "99", environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    )
+    try:
+        wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
+        first.interrupt(signal.SIGSTOP)
+        done = second.finish(20)
+        assert done.code == 3, done.text
+        assert "no master answers" in done.err or "does not answer" in done.err
+    finally:
+        first.process.kill()
+        first.finish()
+
+
 def test_ctrl_c_while_there_is_no_master(tmp_path: Path) -> None:
     job = Stoker(tmp_path, "run", "--no-cache", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint",
                  "127.0.0.1:29476", TOY)  # fmt: skip
