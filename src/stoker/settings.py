@@ -163,6 +163,11 @@ def cache_settings() -> CacheSettings:
     )
 
 
+def survive_nccl_errors() -> None:
+    """Have NCCL's watchdog clean up after a failed collective instead of ending the process, which goes on."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+
+
 def job_token() -> str | None:
     """`STOKER_JOB_TOKEN`, the secret that agents and master of one job share across hosts."""
     return os.environ.get("STOKER_JOB_TOKEN") or None

@@ -135,7 +135,9 @@ def test_a_stopped_worker_costs_at_most_the_timeout(tmp_path: Path) -> None:
     wait_for(lambda: len(ledger(tmp_path, "commit")) > 15, why="commits")
     before = max(e["step"] for e in ledger(tmp_path, "commit"))
     os.kill(job.workers()[1].pid, signal.SIGSTOP)
-    wait_for(lambda: max(e["step"] for e in ledger(tmp_path, "commit")) > before + 2, 20, "progress without it")
+    wait_for(
+        lambda: max(e["step"] for e in ledger(tmp_path, "commit")) > before + 2, 20, "progress without it"
+    )
     done = job.finish()
     assert done.code == 0, done.text
     assert "did not leave its step within 3 s" in done.err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.agent.environment import interface_of
 from stoker.agent.output import StreamChoice, WorkerOutput
 from stoker.cli.endpoint import Endpoint, Nodes, endpoint_of, nodes_of, token_of
 from stoker.cli.main import build_parser
@@ -125,3 +126,10 @@ def test_output_on_a_full_disk_costs_the_file_and_not_the_run(tmp_path: Path) ->
     output.close()
     assert shown == [b"still shown"]
     assert "not kept" in output.lost
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("localhost") == "lo"
+    assert interface_of("203.0.113.77") is None
+    assert interface_of("no such host") is None

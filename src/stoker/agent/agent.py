@@ -257,6 +257,7 @@ class Agent:
             config.environment,
             spec,
             run_id=config.run_id,
+            address=config.address,
             agent_socket=str(self._channel.path),
             error_file=str(folder / "error.json"),
             timeout_s=config.timeouts.user_s,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 from collections.abc import Mapping
 
 from stoker.wire.job import WorkerSpec
+
+SIOCGIFADDR = 0x8915
 
 
 def worker_environment(
@@ -13,6 +17,7 @@ def worker_environment(
     spec: WorkerSpec,
     *,
     run_id: str,
+    address: str,
     agent_socket: str,
     error_file: str,
     timeout_s: float,
@@ -45,11 +50,33 @@ def worker_environment(
     result.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     result.setdefault("PYTHONUNBUFFERED", "1")
     result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns with a page of frames for each lost peer
+    interface = interface_of(address)
+    if interface is not None:
+        # Else Gloo asks for the address of the host's name, which may be one that no other host can reach.
+        result.setdefault("GLOO_SOCKET_IFNAME", interface)
     if spec.local_world_size > 1:
         # As torchrun does: several workers that each start a thread per core slow each other down.
         result.setdefault("OMP_NUM_THREADS", "1")
     result.update(extra)
     return result
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address; None if none has, or it is a name."""
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+    except OSError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if answer[20:24] == wanted:
+                return name
+    return None
 
 
 def free_port(address: str) -> int:

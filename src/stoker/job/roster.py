@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from stoker.job.membership import Candidate
 from stoker.wire.job import Directive, Join, WorkerReport, WorkerSpec, WorkerState
 
+PACE_WINDOW_S = 0.5
+"""Reports of several nodes come in bursts: the pace is measured over at least this long."""
+
 
 @dataclass
 class Node:
@@ -62,9 +65,10 @@ class Roster:
     nodes_seen: int = 0
     workers_seen: int = 0
     highest_commit: int = 0
-    highest_at: float = 0.0
     pace: float = 0.0
     """Commits per second, lately."""
+    _window: tuple[int, float] | None = None
+    """Commits and time at which the measuring of the pace began."""
 
     def add_node(self, join: Join, now: float) -> None:
         self.nodes[join.node] = Node(join=join, age=self.nodes_seen, last_seen=now)
@@ -131,12 +135,13 @@ class Roster:
         self._note_commits(report.state.commits, now)
 
     def _note_commits(self, commits: int, now: float) -> None:
-        gained, passed_s = commits - self.highest_commit, now - self.highest_at
-        if gained <= 0:
-            return
-        if self.highest_at > 0.0 and passed_s > 0.0:
-            self.pace = gained / passed_s
-        self.highest_commit, self.highest_at = commits, now
+        self.highest_commit = max(self.highest_commit, commits)
+        begun = self._window
+        if begun is None or begun[0] > self.highest_commit:
+            self._window = (self.highest_commit, now)
+        elif now - begun[1] >= PACE_WINDOW_S:
+            self.pace = (self.highest_commit - begun[0]) / (now - begun[1])
+            self._window = (self.highest_commit, now)
 
     def candidate(self, worker: Worker) -> Candidate:
         """The worker as one of the coming world."""

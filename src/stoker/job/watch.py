@@ -9,6 +9,7 @@ from stoker.wire.job import Directive, Outcome, World
 
 STOP_AHEAD = 2
 REPORT_LAG_S = 0.3
+AHEAD_MAX = 1000
 """An interruption that can wait comes this many commits after the newest one known, and as many more as are made while
 news travel, so that it reaches every member before any of them gets there and no step is broken."""
 
@@ -22,7 +23,7 @@ class Regroup(NamedTuple):
 
 def regroup_reason(world: World, roster: Roster, now: float, last_call_s: float) -> Regroup | None:
     """Whether a running world must give way to a new one."""
-    soon = roster.highest_commit + STOP_AHEAD + int(roster.pace * REPORT_LAG_S)
+    soon = roster.highest_commit + STOP_AHEAD + min(AHEAD_MAX, int(roster.pace * REPORT_LAG_S))
     for member in world.members:
         worker = roster.workers.get(member.worker)
         name = f"rank {member.rank} ({member.worker})"

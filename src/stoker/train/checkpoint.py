@@ -8,12 +8,14 @@ import os
 import re
 import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 log = logging.getLogger("stoker.checkpoint")
 KEEP = 2
+UNREADABLE = (OSError, RuntimeError, KeyError, EOFError, ValueError, UnpicklingError, zipfile.BadZipFile)
 _NAME = re.compile(r"^commit-(\d{12})\.pt$")
 
 
@@ -49,7 +51,7 @@ class CheckpointFolder:
             try:
                 saved = torch.load(path, map_location="cpu", weights_only=True)
                 return int(saved["commits"]), saved["state"]
-            except (OSError, RuntimeError, KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
+            except UNREADABLE as error:
                 log.warning("skipping the checkpoint %s, which cannot be read: %s", path, error)
         return None
 

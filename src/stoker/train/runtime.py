@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.data.ledger import Ledger
 from stoker.data.session import HandedOut, Session, session
 from stoker.errors import ConfigError, MasterUnreachable, StokerError
-from stoker.settings import Timeouts, WorkerSettings, worker_settings
+from stoker.settings import Timeouts, WorkerSettings, survive_nccl_errors, worker_settings
 from stoker.train.channel import AgentChannel
 from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.gradients import weighted_mean
@@ -93,6 +93,7 @@ class Runtime:
                 )
             self.session.rank, self.session.world_size = 0, 1
             return
+        survive_nccl_errors()
         self.channel = AgentChannel(self.settings.agent_socket, self.settings.worker)
         sys.excepthook = functools.partial(_report_exception, self.channel)
         self.channel.start(self._on_order, self._on_lost_agent)

@@ -65,6 +65,7 @@ class State:
             if name.startswith("_") or hasattr(type(self), name):
                 raise ConfigError(f"State cannot hold {name!r}: the name is taken")
         pack(values, [])
+        pack({k: v.state_dict() for k, v in objects.items()}, [])
         put("_modules", modules)
         put("_optimizers", optimizers)
         put("_objects", objects)
