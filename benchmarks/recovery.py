@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from _common import parser, report
 
@@ -23,23 +24,42 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "ddp_steps.py")
 WAIT_S = 60.0
 
 
-def steps_in(folder: Path) -> dict[int, list[tuple[int, float]]]:
-    """Per process: its steps and when they were committed."""
+class Step(NamedTuple):
+    """A committed step of one process."""
+
+    number: int
+    at: float
+    world: int
+
+
+def steps_in(folder: Path) -> dict[int, list[Step]]:
+    """Per process: its steps."""
     found = {}
     for path in folder.glob("*.txt"):
         lines = [line.split() for line in path.read_text().splitlines()]
-        found[int(path.stem)] = [(int(p[0]), float(p[1])) for p in lines if len(p) == 2]
+        found[int(path.stem)] = [Step(int(p[0]), float(p[1]), int(p[2])) for p in lines if len(p) == 3]
     return found
 
 
-def wait_for_step(folder: Path, step: int) -> dict[int, list[tuple[int, float]]]:
+def wait_for_step(folder: Path, number: int) -> dict[int, list[Step]]:
     deadline = time.time() + WAIT_S
     while time.time() < deadline:
         steps = steps_in(folder)
-        if steps and max((s[-1][0] for s in steps.values() if s), default=0) >= step:
+        if max((done[-1].number for done in steps.values() if done), default=0) >= number:
             return steps
         time.sleep(0.02)
-    raise RuntimeError(f"no step {step} within {WAIT_S:.0f} s")
+    raise RuntimeError(f"no step {number} within {WAIT_S:.0f} s")
+
+
+def next_step(folder: Path, world: int) -> Step:
+    """The first step that a world after this one committed."""
+    deadline = time.time() + WAIT_S
+    while time.time() < deadline:
+        after = [step for done in steps_in(folder).values() for step in done if step.world > world]
+        if after:
+            return min(after, key=lambda step: step.at)
+        time.sleep(0.01)
+    raise RuntimeError("no step after the kill")
 
 
 def measure(command: list[str], workers: int, kill_at: int) -> tuple[float, float, float]:
@@ -63,26 +83,15 @@ def measure(command: list[str], workers: int, kill_at: int) -> tuple[float, floa
     )
     try:
         steps = wait_for_step(out, kill_at)
-        first = min(s[0][1] for s in steps.values() if s) - launched
-        reached = max(s[-1][0] for s in steps.values() if s)
+        first = min(done[0].at for done in steps.values() if done) - launched
         victim = sorted(steps)[-1]
         killed = time.time()
         os.kill(victim, signal.SIGKILL)
-        time.sleep(0.05)
-        deadline = time.time() + WAIT_S
-        while time.time() < deadline:
-            after = [
-                (number, at)
-                for pid, done in steps_in(out).items()
-                if pid != victim
-                for number, at in done
-                if at > killed + 0.005 and (pid not in steps or number > reached)
-            ]
-            if after:
-                number, at = min(after, key=lambda s: s[1])
-                return first, at - killed, max(0, reached + 1 - number)
-            time.sleep(0.01)
-        raise RuntimeError("no step after the kill")
+        found = next_step(out, steps[victim][-1].world)
+        reached = max(
+            step.number for done in steps_in(out).values() for step in done if step.world < found.world
+        )
+        return first, found.at - killed, max(0, reached + 1 - found.number)
     finally:
         os.killpg(job.pid, signal.SIGTERM)
         try:

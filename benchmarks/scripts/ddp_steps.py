@@ -1,6 +1,7 @@
 """One small training loop for two runtimes: plain DistributedDataParallel (torchrun) or @stoker.elastic.
 
-Every rank appends `STEP WALL_SECONDS` to OUT/PID.txt after each step. `--mode plain` restarts from step 0.
+Every rank appends `STEP WALL_SECONDS WORLD` to OUT/PID.txt after each step; WORLD is the generation, or how often the
+workers were restarted. `--mode plain` restarts from step 0.
 """
 
 import argparse
@@ -68,14 +69,14 @@ def plain(log):
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=options.batch // size, sampler=order)
     for step, (x, y) in enumerate(loader, 1):
         step_of(ddp, optimizer, x, y)
-        log.write(f"{step} {time.time()}\n")
+        log.write(f"{step} {time.time()} {os.environ['TORCHELASTIC_RESTART_COUNT']}\n")
         if step == options.steps:
             break
     dist.destroy_process_group()
 
 
 def elastic(log):
-    stoker.init()
+    ctx = stoker.init()
     loader = stoker.Loader(Numbers(), global_batch_size=options.batch, shuffle=True, seed=0)
     model, optimizer = build()
     state = stoker.State(model=model, optimizer=optimizer)
@@ -85,7 +86,7 @@ def elastic(log):
         for x, y in loader:
             step_of(state.ddp, state.optimizer, x, y)
             state.commit()
-            log.write(f"{state.commits} {time.time()}\n")
+            log.write(f"{state.commits} {time.time()} {ctx.generation}\n")
             if state.commits >= options.steps:
                 break
 
