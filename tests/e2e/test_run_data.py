@@ -98,11 +98,11 @@ def test_a_record_that_decode_rejects(tmp_path: Path, origin: Path, workers: str
     assert "(8 bytes): decode raised JSONDecodeError" in done.err
 
 
-def test_a_record_that_vanishes_from_the_origin(tmp_path: Path, origin: Path) -> None:
+def test_a_link_that_leads_nowhere_is_no_record(tmp_path: Path, origin: Path) -> None:
     (origin / "train" / "gone").symlink_to(tmp_path / "nowhere")
     done = run(tmp_path, "run", "--nproc-per-node", "1", SCRIPT, f"file://{origin}/train/")
-    assert done.code in (0, 4), done.text
-    assert "Traceback" not in done.err or "ObjectNotFound" in done.err
+    assert done.code == 0, done.text
+    assert "trained 21 steps" in done.out
 
 
 def test_a_cache_disk_that_is_full_does_not_stop_the_run(tmp_path: Path, origin: Path) -> None:
