@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
 from tests.sim import cache_world, job_world
 
 KINDS: dict[str, Callable[[int], str]] = {"job": job_world.run_world, "cache": cache_world.run_world}
 CHUNK = 50
+
+
+def label_of(verdict: str) -> str:
+    """A verdict without its figures, so that alike ones are counted together."""
+    return re.sub(r"\d+(\.\d+)?", "N", verdict.split(" after ")[0].split(":")[0])
 
 
 def play(kind: str, first: int, count: int) -> tuple[Counter[str], list[str]]:
@@ -22,7 +30,7 @@ def play(kind: str, first: int, count: int) -> tuple[Counter[str], list[str]]:
     failures: list[str] = []
     for seed in range(first, first + count):
         try:
-            verdicts[KINDS[kind](seed).split(" after ")[0].split(":")[0]] += 1
+            verdicts[label_of(KINDS[kind](seed))] += 1
         except Exception as error:  # noqa: BLE001 - any error of a world is a finding
             failures.append(
                 f"{kind} world {seed}: {type(error).__name__}: {error}\n"
@@ -45,10 +53,6 @@ def chunks(
         start += count
 
 
-def _play(task: tuple[str, int, int]) -> tuple[Counter[str], list[str]]:
-    return play(*task)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="first seed")
@@ -63,12 +67,18 @@ def main(argv: list[str] | None = None) -> int:
     verdicts: Counter[str] = Counter()
     failures: list[str] = []
     tasks = chunks(kinds, arguments.seed, worlds, arguments.seconds)
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for done, failed in pool.imap_unordered(_play, tasks):
-            verdicts += done
-            failures += failed
-            for story in failed:
-                print(story, file=sys.stderr)
+    with ProcessPoolExecutor(arguments.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # Few tasks ahead: with --seconds the generator decides by the clock when it is enough.
+        running = {pool.submit(play, *task) for task in itertools.islice(tasks, 2 * arguments.processes)}
+        while running:
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                done, failed = future.result()
+                verdicts += done
+                failures += failed
+                for story in failed:
+                    print(story, file=sys.stderr)
+            running |= {pool.submit(play, *task) for task in itertools.islice(tasks, len(finished))}
     total = sum(verdicts.values()) + len(failures)
     print(
         f"{total} worlds of {', '.join(kinds)} from seed {arguments.seed} in {time.monotonic() - began:.0f} s, "
