@@ -91,6 +91,17 @@ def test_readers_that_leave_disturb_nobody() -> None:
     run(World(), test)
 
 
+def test_a_block_that_an_aborted_fetch_has_brought_is_not_fetched_again() -> None:
+    async def test(world: World) -> None:
+        pointer = await world.engine.locate(world.bucket, "k")
+        await world.engine.block(pointer, 0)
+        before = world.memory.counters.bytes_read
+        assert await world.engine.fetch(pointer, 0) == bytes(world.engine.block_size_bytes)
+        assert world.memory.counters.bytes_read == before
+
+    run(World(), test)
+
+
 def test_a_short_body_or_a_failure_is_read_once_more() -> None:
     async def test(world: World) -> None:
         world.origin.faults.extend([ShortBody("cut"), None, OriginError("reset"), None])
