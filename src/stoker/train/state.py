@@ -77,7 +77,8 @@ class State:
         put("_seal", None)
         for optimizer in optimizers.values():
             optimizer.register_step_pre_hook(self._on_optimizer_step)
-        self._runtime.adopt(self, checkpoint_dir, checkpoint_every)
+        self._runtime.connect()
+        self._runtime.checkpoint_to(checkpoint_dir, checkpoint_every)
 
     _modules: dict[str, torch.nn.Module]
     _optimizers: dict[str, torch.optim.Optimizer]
