@@ -6,28 +6,53 @@ BIN := $(VENV)/bin
 SEED ?= 1
 WORLDS ?= 10000
 ARGS ?=
+# End-to-end tests mostly wait, for processes and for time to pass: more of them run at once than there are cores.
+JOBS ?= 3
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.installed
+# What tests start besides Python: programs, and the Debian packages that hold them.
+PROGRAMS := etcd ip iptables openssl
+PACKAGES := etcd-server iproute2 iptables openssl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim bench soak fix clean
+.PHONY: help demo test check system sim bench soak chaos fix clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */	/' | expand -t 10
 
-$(STAMP): pyproject.toml constraints.txt
+NATIVE := $(wildcard setup.py src/stoker/_native/*.cc src/stoker/_native/*.h)
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Stoker needs Python 3.11 or newer: install it, or name one with 'make PYTHON=/path/to/python ...'"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || \
+	  { echo "Stoker's native part needs a C++17 compiler: install g++ (on Debian, as root: apt-get install g++)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools pybind11 torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
+
+# apt-get must not start a service of its own: policy-rc.d forbids that while it runs.
+system:  ## programs that tests start (etcd, ip, ...), by apt-get where they are missing
+	@export PATH="$$PATH:/usr/sbin:/sbin"; missing=; \
+	for program in $(PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	test -z "$$missing" && exit 0; \
+	command -v apt-get >/dev/null && test "$$(id -u)" = 0 || \
+	  { echo "The tests need$$missing: install them (on Debian, as root: apt-get install $(PACKAGES))"; exit 1; }; \
+	policy=/usr/sbin/policy-rc.d; \
+	test -e $$policy || { trap "rm -f $$policy" EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES)
 
 demo: $(STAMP)  ## train a small model through the cache, kill a worker, watch the run go on
 	$(BIN)/stoker demo $(ARGS)
 
-test: $(STAMP)  ## all tests, the seeded worlds included
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP) system  ## all tests, the seeded worlds included; a part of them: make test TESTS=tests/unit
+ifdef TESTS
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) $(TESTS)
+else
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS) --ignore tests/e2e
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests/e2e
+endif
 
 check: $(STAMP)  ## ruff, mypy --strict, import-linter, tidy
 	$(BIN)/ruff check .
@@ -41,6 +66,9 @@ sim: $(STAMP)  ## seeded worlds against the shipping state machines: make sim SE
 
 soak: $(STAMP)  ## long chaos: many seeded worlds for SECONDS (default 600)
 	$(BIN)/python -m tests.sim.run --seed $(SEED) --seconds $(or $(SECONDS),600)
+
+chaos: $(STAMP) system  ## faults on four test hosts against one run: make chaos SECONDS=600 SEED=1 [ARGS=--etcd]
+	$(BIN)/python -m tests.chaos.run --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)
 
 bench: $(STAMP)  ## every benchmark, as one table of ratios
 	$(BIN)/python benchmarks/all.py $(ARGS)

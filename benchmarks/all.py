@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,9 +13,14 @@ from _common import commit, machine, parser
 FOLDER = Path(__file__).parent
 
 
+def is_ratio(name: str) -> bool:
+    """Whether a figure is one of ours over one of a peer's; `1/s` and `req/s` are units."""
+    return " / " in name or "ratio" in name
+
+
 def main() -> None:
     options = parser(__doc__ or "").parse_args()
-    names = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in ("all", "_common"))
+    names = sorted(p.stem for p in FOLDER.glob("*.py") if not p.stem.startswith(("all", "_")))
     rows: list[tuple[str, str, object]] = []
     failed = []
     for name in names:
@@ -26,19 +32,19 @@ def main() -> None:
             *(["--quick"] if options.quick else []),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        try:
+        figures = {}
+        with contextlib.suppress(json.JSONDecodeError, IndexError):
             figures = json.loads(done.stdout.strip().splitlines()[-1])
-        except (json.JSONDecodeError, IndexError):
+        if done.returncode != 0 or not figures:
             failed.append(name)
-            continue
-        rows += [(name, key, value) for key, value in figures.items() if "/" in key or "ratio" in key]
+        rows += [(name, key, value) for key, value in figures.items() if is_ratio(key)]
     print(f"machine {machine()}; commit {commit()}")
     for name, key, value in rows:
         print(f"  {name:<12} {key:<60} {value}")
     if options.json:
         print(json.dumps({"machine": machine(), "commit": commit(), "rows": rows, "failed": failed}))
     if failed:
-        sys.exit(f"no figures from: {', '.join(failed)}")
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

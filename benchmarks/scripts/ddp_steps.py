@@ -1,7 +1,7 @@
 """One small training loop for two runtimes: plain DistributedDataParallel (torchrun) or @stoker.elastic.
 
-Every rank appends `STEP WALL_SECONDS WORLD` to OUT/PID.txt after each step; WORLD is the generation, or how often the
-workers were restarted. `--mode plain` restarts from step 0.
+Every rank appends `STEP WALL_SECONDS WORLD` to OUT/PID.txt after each step; WORLD is the generation, or the time at
+which rank 0 started (ms). `--mode plain` restarts from the newest checkpoint, if there are any, else from step 0.
 """
 
 import argparse
@@ -24,6 +24,11 @@ parser.add_argument("--steps", type=int, default=10_000)
 parser.add_argument("--step-s", type=float, default=0.0, help="sleep in each step")
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--batch", type=int, default=96, help="global batch size")
+parser.add_argument("--full-size", type=int, default=0, help="world size at which a step sleeps --step-s: the sleep is "
+                    "in proportion to a rank's share of the batch (0: it is the same at every size)")  # fmt: skip
+parser.add_argument(
+    "--checkpoint-every", type=int, default=0, help="steps between two checkpoints in plain mode"
+)
 options = parser.parse_args()
 torch.set_num_threads(1)
 
@@ -56,20 +61,34 @@ def step_of(ddp, optimizer, x, y):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    share = len(x) * options.full_size / options.batch if options.full_size else 1.0
     if options.step_s:
-        time.sleep(options.step_s)
+        time.sleep(options.step_s * share)
 
 
 def plain(log):
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     model, optimizer = build()
+    saved = Path(options.out) / "checkpoint.pt"
+    done = 0
+    if saved.exists():
+        kept = torch.load(saved)
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        done = kept["step"]
+    began = torch.tensor([int(time.time() * 1000)])
+    dist.broadcast(began, 0)
     ddp = DistributedDataParallel(model)
     order = torch.utils.data.DistributedSampler(Numbers(), size, rank, seed=0)
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=options.batch // size, sampler=order)
-    for step, (x, y) in enumerate(loader, 1):
+    for step, (x, y) in enumerate(loader, done + 1):
         step_of(ddp, optimizer, x, y)
-        log.write(f"{step} {time.time()} {os.environ['TORCHELASTIC_RESTART_COUNT']}\n")
+        log.write(f"{step} {time.time()} {began.item()}\n")
+        if options.checkpoint_every and rank == 0 and step % options.checkpoint_every == 0:
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(kept, saved.with_suffix(".new"))
+            saved.with_suffix(".new").rename(saved)
         if step == options.steps:
             break
     dist.destroy_process_group()
@@ -85,8 +104,10 @@ def elastic(log):
     def train(state):
         for x, y in loader:
             step_of(state.ddp, state.optimizer, x, y)
-            state.commit()
-            log.write(f"{state.commits} {time.time()} {ctx.generation}\n")
+            try:
+                state.commit()
+            finally:  # it may leave the world right after the commit
+                log.write(f"{state.commits} {time.time()} {ctx.generation}\n")
             if state.commits >= options.steps:
                 break
 

@@ -25,18 +25,35 @@ if TYPE_CHECKING:
     from stoker.data.loader import Loader
     from stoker.train.context import Context, init
     from stoker.train.elastic import elastic
+    from stoker.train.meeting import barrier, sync
+    from stoker.train.shards import shards
     from stoker.train.state import State
 
 __version__ = "0.1.0"
-__all__ = ["Context", "Dataset", "Loader", "State", "StokerError", "__version__", "elastic", "init"]
+__all__ = [
+    "Context",
+    "Dataset",
+    "Loader",
+    "State",
+    "StokerError",
+    "__version__",
+    "barrier",
+    "elastic",
+    "init",
+    "shards",
+    "sync",
+]
 
 _HOMES = {
     "Context": "stoker.train.context",
     "Dataset": "stoker.data.dataset",
     "Loader": "stoker.data.loader",
     "State": "stoker.train.state",
+    "barrier": "stoker.train.meeting",
     "elastic": "stoker.train.elastic",
     "init": "stoker.train.context",
+    "shards": "stoker.train.shards",
+    "sync": "stoker.train.meeting",
 }
 
 

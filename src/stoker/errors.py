@@ -3,13 +3,17 @@
     StokerError
     ├── ConfigError                 a flag, setting, URL or file says something that cannot be
     ├── EnvironmentProblem          the machine refuses: port in use, disk full, missing program
+    │   ├── JournalUnavailable      the journal cannot be written or read now
+    │   ├── JournalHeld             another live master has this journal
+    │   └── JournalDamaged          what is kept there is not a journal that this version can read
     ├── WireError                   a message that breaks the protocol or comes from another version
     ├── AccessDenied                no token, a wrong one, or one that may not do this
     ├── JobError
     │   ├── WorldTooSmall           fewer nodes or workers than the minimum for the whole timeout
     │   ├── JobTimeout              something took longer than the one user-facing timeout
     │   ├── WorkerFailed            the user's script failed; carries its traceback
-    │   └── MasterUnreachable       no master answers at the endpoint
+    │   ├── MasterUnreachable       no master answers at the endpoint
+    │   └── LeadershipLost          somebody else is, or may be, the job's master
     ├── CacheError
     │   ├── ObjectNotFound          the origin has no such object
     │   ├── ObjectChanged           the object's version changed under a reader
@@ -54,6 +58,22 @@ class EnvironmentProblem(StokerError):
     exit_code = EXIT_ENVIRONMENT
 
 
+class JournalUnavailable(EnvironmentProblem):
+    """The journal cannot be written or read now; the same call may be tried again."""
+
+
+class JournalHeld(EnvironmentProblem):
+    """Another live master has this journal. `pid` is its process on this host, 0 when that is not known."""
+
+    def __init__(self, message: str, pid: int = 0) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class JournalDamaged(EnvironmentProblem):
+    """What is kept there is not a journal that this version can read: damaged, foreign, or of a newer Stoker."""
+
+
 class WireError(StokerError):
     """A message that breaks the protocol or comes from another version of it."""
 
@@ -86,6 +106,10 @@ class MasterUnreachable(JobError):
     """No master answers at the endpoint."""
 
     exit_code = EXIT_NO_WORLD
+
+
+class LeadershipLost(JobError):
+    """Somebody else is, or may by now be, the job's master: this process must stop deciding at once."""
 
 
 class CacheError(StokerError):

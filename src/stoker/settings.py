@@ -7,16 +7,19 @@ starts, and handed on.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from stoker.base.units import parse_size_bytes
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, EnvironmentProblem
 
 DEFAULT_TIMEOUT_S = 300.0
 """The one user-facing timeout: how long anything may stand still before Stoker gives up and says why."""
+STOP_GRACE_S = 30.0
+"""As with torchrun: what a script may need to save its work on SIGTERM."""
 
 
 def environment() -> Mapping[str, str]:
@@ -44,7 +47,7 @@ class Timeouts:
     last_call_s: float = 1.0
     """Seconds to wait for more nodes, or for more newcomers, once there are enough to begin."""
 
-    stop_grace_s: float = 5.0
+    stop_grace_s: float = STOP_GRACE_S
     """Seconds between SIGTERM and SIGKILL when workers are stopped."""
 
     @property
@@ -66,8 +69,8 @@ class Timeouts:
                 )
 
     @classmethod
-    def from_user_timeout(cls, user_s: float) -> Timeouts:
-        """Derive all from `--timeout`. Raises ConfigError below one second."""
+    def from_user_timeout(cls, user_s: float, stop_grace_s: float | None = None) -> Timeouts:
+        """Derive all from `--timeout`, except a given `--shutdown-timeout`. Raises ConfigError below one second."""
         if user_s < 1.0:
             raise ConfigError(f"--timeout {user_s:g} is too short: give at least 1 second")
         beat_timeout_s = min(5.0, user_s / 2)
@@ -77,7 +80,7 @@ class Timeouts:
             beat_timeout_s=beat_timeout_s,
             park_s=max(beat_timeout_s, user_s / 2),
             last_call_s=min(1.0, user_s / 4),
-            stop_grace_s=min(5.0, user_s),
+            stop_grace_s=min(STOP_GRACE_S, user_s) if stop_grace_s is None else stop_grace_s,
         )
 
 
@@ -103,8 +106,17 @@ class WorkerSettings:
     checkpoint_every: int
     """Commits between two checkpoints."""
 
+    stack_file: str | None
+    """Where this worker writes its stacks when its agent asks by signal; None: it is not asked."""
+
     audit_dir: str | None
     """Folder for the record of which worker read what; None: no record is kept."""
+
+    accelerator: str
+    """What it trains on: `auto`, `cpu`, or a kind of device as torch names it."""
+
+    auto_tune: bool
+    """Whether loader workers and micro-batches are tuned while it trains."""
 
     rank: int
     local_rank: int
@@ -139,7 +151,10 @@ def worker_settings() -> WorkerSettings:
         address=env.get("STOKER_NODE_ADDRESS", "127.0.0.1"),
         checkpoint_dir=env.get("STOKER_CHECKPOINT_DIR"),
         checkpoint_every=int(_number(env, "STOKER_CHECKPOINT_EVERY", 100)),
+        stack_file=env.get("STOKER_STACK_FILE"),
         audit_dir=env.get("STOKER_AUDIT_DIR"),
+        accelerator=env.get("STOKER_ACCELERATOR") or "auto",
+        auto_tune=env.get("STOKER_AUTO_TUNE", "0") not in ("", "0"),
         rank=int(_number(env, "RANK", 0)),
         local_rank=int(_number(env, "LOCAL_RANK", 0)),
         world_size=int(_number(env, "WORLD_SIZE", 1)),
@@ -166,6 +181,8 @@ def cache_settings() -> CacheSettings:
 def survive_nccl_errors() -> None:
     """Have NCCL's watchdog clean up after a failed collective instead of ending the process, which goes on."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+    # A watchdog that has met an error sleeps four times as long, and the end of its group waits for it.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "100")
 
 
 def job_token() -> str | None:
@@ -174,16 +191,36 @@ def job_token() -> str | None:
 
 
 def runtime_dir() -> Path:
-    """A folder of this user's own for sockets and tokens, made with mode 0700."""
+    """A folder of this user's own for sockets and tokens, made with mode 0700: in XDG_RUNTIME_DIR, else in TMPDIR.
+
+    Under Slurm, sudo or su XDG_RUNTIME_DIR may name a folder that is not there or is another user's: then it does not
+    count. Raises ConfigError for a folder that others may enter, EnvironmentProblem when it cannot be made.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    path = (
-        Path(base) / "stoker" if base else Path(os.environ.get("TMPDIR") or "/tmp") / f"stoker-{os.getuid()}"
-    )
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = path.stat()
-    if info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise ConfigError(f"{path} must belong to you alone: run `chmod 700 {path}`, or set XDG_RUNTIME_DIR")
+    if base and _is_own_folder(Path(base)):
+        path, name = Path(base) / "stoker", "XDG_RUNTIME_DIR"
+    else:
+        path, name = Path(os.environ.get("TMPDIR") or "/tmp") / f"stoker-{os.getuid()}", "TMPDIR"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()  # a link that another user has put there is not followed
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot make the folder {path} for sockets and tokens: {error.strerror}; see {name}"
+        ) from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise ConfigError(f"{path} must be a folder of your own: remove it, or set {name} to another folder")
+    if info.st_mode & 0o077:
+        raise ConfigError(f"{path} must belong to you alone: run `chmod 700 {path}`, or set {name}")
     return path
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        info = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
 
 
 def _number(env: Mapping[str, str], name: str, default: float) -> float:

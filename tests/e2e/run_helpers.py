@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -33,26 +35,43 @@ class Finished:
         return f"--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
+def own_environment(folder: Path) -> dict[str, str]:
+    """This process's environment without what would steer Stoker, and with folders of the command's own."""
+    (folder / "runtime").mkdir(exist_ok=True, mode=0o700)
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "RANK", "WORLD"))}
+    return {
+        **base,
+        "XDG_RUNTIME_DIR": str(folder / "runtime"),
+        "STOKER_CACHE_DIR": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 class Stoker:
     """A running `stoker` command in a folder of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    begun: ClassVar[list[Stoker]] = []
+    """All of them since it was last emptied, for who must end those that a test that failed has left."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix`: what stands before the command, to run it on a test host; it must not fork."""
         self.folder = folder
-        own = {
-            "XDG_RUNTIME_DIR": str(folder / "runtime"),
-            "STOKER_CACHE_DIR": str(folder / "cache"),
-            "OMP_NUM_THREADS": "1",
-        }
-        base = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "RANK", "WORLD"))}
-        (folder / "runtime").mkdir(exist_ok=True, mode=0o700)
+        self.arguments = arguments
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.cli.main", *arguments],
+            [*prefix, sys.executable, "-m", "stoker.cli.main", *arguments],
             cwd=folder,
-            env={**base, **own, **(environment or {})},
+            env={**own_environment(folder), **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.begun.append(self)
 
     def finish(self, timeout_s: float = 90.0) -> Finished:
         try:
@@ -76,8 +95,27 @@ class Stoker:
                 continue
         return sorted(found, key=lambda p: (p.create_time(), p.pid))
 
+    def master(self) -> psutil.Process:
+        """The process in which this command hosts the job's master."""
+        for child in psutil.Process(self.process.pid).children():
+            if "master" in child.cmdline():
+                return child
+        raise AssertionError("this command hosts no master")
+
     def interrupt(self, number: int = signal.SIGINT) -> None:
         self.process.send_signal(number)
+
+
+def kill_all(command: Stoker) -> None:
+    """End a command and all that it has started, at once."""
+    family = [
+        command.process.pid,
+        *(p.pid for p in psutil.Process(command.process.pid).children(recursive=True)),
+    ]
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    command.process.communicate()
 
 
 def run(folder: Path, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Finished:
@@ -85,7 +123,14 @@ def run(folder: Path, *arguments: str, timeout_s: float = 90.0, **environment: s
     return Stoker(folder, *arguments, environment=environment).finish(timeout_s)
 
 
-def wait_for(what: Callable[[], Any], timeout_s: float = 40.0, why: str = "condition") -> Any:
+def free_port() -> int:
+    """A TCP port that nobody uses at this moment."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float = 90.0, why: str = "condition") -> Any:
     """Wait until `what()` is true; returns it."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -20,7 +20,6 @@ SHORT = ["--dataset", "digits", "--json", "--timeout", "60"]
 
 
 def demo(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "stoker.cli.main", "demo", "--dir", str(folder), *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
@@ -77,7 +76,6 @@ def test_undisturbed_and_on_a_kept_cache_nothing_is_read_from_the_origin_again(t
 
 
 def test_ctrl_c_ends_everything_in_seconds(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "stoker.cli.main", "demo", "--dir", str(tmp_path), "--dataset", "digits"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True

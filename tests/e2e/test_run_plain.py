@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.run_helpers import PLAIN, TOY, Stoker, alive, ledger, run, wait_for
+from stoker.cli.job_events import read_events
+from tests.e2e.run_helpers import PLAIN, TOY, Stoker, alive, free_port, ledger, run, wait_for
 
 pytestmark = pytest.mark.real
 
@@ -27,26 +28,40 @@ def test_a_torchrun_script_runs_unmodified(tmp_path: Path) -> None:
 
 
 def test_two_agents_run_a_torchrun_script(tmp_path: Path) -> None:
-    flags = (
-        "run",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-        "--rdzv-endpoint",
-        "127.0.0.1:29472",
-        "--no-cache",
-    )
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
+    """The one that is not to host the master comes first, and waits for it."""
+    where = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--no-cache")
     shared = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
     (tmp_path / "runtime").mkdir(mode=0o700)
-    jobs = [Stoker(folder, *flags, PLAIN, environment=shared) for folder in folders]
-    done = [job.finish() for job in jobs]
+
+    def start(node_rank: str) -> Stoker:
+        folder = tmp_path / node_rank
+        folder.mkdir()
+        flags = ("run", "--nnodes", "2", "--node-rank", node_rank, "--timeout", "60s", *where)
+        return Stoker(folder, *flags, PLAIN, environment=shared)
+
+    second = start("1")
+    assert second.process.stderr is not None
+    said = iter(second.process.stderr.readline, "")
+    assert any("waiting for the master: " in line for line in said), "it has ended"
+    done = [job.finish() for job in (start("0"), second)]
     assert [d.code for d in done] == [0, 0], done[0].text + done[1].text
-    assert "[rank 0] sum 3 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2" in done[0].out + done[1].out
-    assert "[rank 1] sum 3 RANK=1 LOCAL_RANK=0 WORLD_SIZE=2" in done[0].out + done[1].out
+    assert "[rank 0] sum 3 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2" in done[0].out
+    assert "[rank 1] sum 3 RANK=1 LOCAL_RANK=0 WORLD_SIZE=2" in done[1].out
+
+
+def test_one_worker_per_processor_that_this_run_may_use(tmp_path: Path) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    done = Stoker(
+        tmp_path,
+        "run",
+        "--no-cache",
+        "--nproc-per-node",
+        "cpu",
+        PLAIN,
+        prefix=("taskset", "--cpu-list", core),
+    ).finish()
+    assert done.code == 0, done.text
+    assert "WORLD_SIZE=1 LOCAL_WORLD_SIZE=1" in done.out
 
 
 def test_max_restarts_restarts_every_worker(tmp_path: Path) -> None:
@@ -99,10 +114,10 @@ def test_ctrl_c_ends_everything_in_seconds(tmp_path: Path) -> None:
     assert len(pids) >= 7, "three workers, their loader processes, the cache"
     began = time.monotonic()
     job.interrupt(signal.SIGINT)
-    done = job.finish(20)
+    done = job.finish()
     assert done.code == 130, done.text
     assert time.monotonic() - began < 15
-    assert wait_for(lambda: not alive(pids), 5, "end of all processes")
+    assert wait_for(lambda: not alive(pids), why="end of all processes")
     assert "Traceback" not in done.err, done.text
 
 
@@ -114,7 +129,7 @@ def test_a_killed_agent_takes_its_workers_with_it(tmp_path: Path) -> None:
     pids = [p.pid for p in psutil.Process(job.process.pid).children(recursive=True)]
     job.process.kill()
     job.finish(10)
-    assert wait_for(lambda: not alive(pids), 10, "end of all processes")
+    assert wait_for(lambda: not alive(pids), why="end of all processes")
 
 
 @pytest.mark.parametrize(
@@ -160,33 +175,35 @@ def test_a_port_in_use_by_something_else(tmp_path: Path) -> None:
 
 
 def test_a_world_that_stays_under_the_minimum_gives_up_in_time(tmp_path: Path) -> None:
-    began = time.monotonic()
-    done = run(
-        tmp_path, "run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29473", "--timeout", "3s", PLAIN
-    )
+    where = f"127.0.0.1:{free_port()}"
+    done = run(tmp_path, "run", "--nnodes", "2", "--rdzv-endpoint", where, "--timeout", "3s", PLAIN)
     assert done.code == 3, done.text
+    assert "waiting for nodes: 1 of at least 2 are here; giving up after 3 s" in done.err
     assert "only 1 of at least 2 nodes" in done.err
-    assert time.monotonic() - began < 20
+    (log,) = tmp_path.glob("stoker-logs/*/events.db")
+    at = {event.kind: event.wall_s for event in read_events(log)}
+    assert 3.0 <= at["ended"] - at["waiting"] < 6.0
 
 
 def test_no_master_at_the_endpoint(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "127.0.0.1:29474",
-               "--timeout", "2s", PLAIN)  # fmt: skip
+    where = f"127.0.0.1:{free_port()}"
+    flags = ("--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", where, "--timeout", "2s")
+    done = run(tmp_path, "run", *flags, PLAIN)
     assert done.code == 3, done.text
-    assert "no master answers at 127.0.0.1:29474" in done.err
+    assert f"no master answers at {where}" in done.err
 
 
 def test_another_jobs_master_refuses(tmp_path: Path) -> None:
-    flags = ("run", "--nnodes", "1:2", "--rdzv-endpoint", "127.0.0.1:29475", "--no-cache")
+    flags = ("run", "--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--no-cache")
     first = Stoker(tmp_path, *flags, "--rdzv-id", "one", "--audit", TOY, "--epochs", "1000")
     wait_for(lambda: ledger(tmp_path, "commit"), why="commits")
     other = tmp_path / "other"
     other.mkdir()
     shared = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
-    second = Stoker(other, *flags, "--rdzv-id", "two", TOY, environment=shared).finish(30)
-    wrong = Stoker(other, *flags, TOY, environment={**shared, "STOKER_JOB_TOKEN": "guessed"}).finish(30)
+    second = Stoker(other, *flags, "--rdzv-id", "two", TOY, environment=shared).finish()
+    wrong = Stoker(other, *flags, TOY, environment={**shared, "STOKER_JOB_TOKEN": "guessed"}).finish()
     first.interrupt()
-    assert first.finish(20).code == 130
+    assert first.finish().code == 130
     assert "wants job 'two'" in second.err, second.text
     assert second.code == 1
     assert "refuses the job token" in wrong.err, wrong.text

@@ -8,11 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.e2e.run_helpers import TOY, Stoker, ledger, wait_for
+from tests.e2e.run_helpers import TOY, Stoker, free_port, ledger, wait_for
 
 pytestmark = pytest.mark.real
+
+
+def alone(call: str) -> tuple[str, ...]:
+    """A prefix that has the command in a process group, or a session, of its own."""
+    return (sys.executable, "-c", f"import os, sys; {call}; os.execv(sys.argv[1], sys.argv[1:])")
 
 
 def script(folder: Path, text: str) -> str:
@@ -29,13 +35,41 @@ def test_a_run_that_was_stopped_for_long_goes_on(tmp_path: Path) -> None:
     job.interrupt(signal.SIGSTOP)
     time.sleep(4)
     job.interrupt(signal.SIGCONT)
-    done = job.finish(40)
+    done = job.finish()
     assert done.code == 0, done.text
     assert "generation 2" not in done.err, done.text
 
 
+def test_ctrl_z_stops_all_of_it_and_it_goes_on(tmp_path: Path) -> None:
+    job = Stoker(tmp_path, "run", "--no-cache", "--nproc-per-node", "2", "--timeout", "3s", "--audit", TOY,
+                 "--out", ".", "--step-s", "0.05", prefix=alone("os.setpgid(0, 0)"))  # fmt: skip
+    wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
+    processes = [psutil.Process(job.process.pid), job.master(), *job.workers()]
+    job.interrupt(signal.SIGTSTP)
+    wait_for(lambda: {p.status() for p in processes} == {psutil.STATUS_STOPPED}, why="stop of everything")
+    time.sleep(6)
+    job.interrupt(signal.SIGCONT)
+    done = job.finish(60)
+    assert done.code == 0, done.text
+    assert "in 1 generations, 0 done again; records missed 0, repeated 0" in done.err, done.text
+
+
+def test_ctrl_z_where_no_shell_could_let_it_go_on(tmp_path: Path) -> None:
+    """As after `ssh -t host stoker run …`."""
+    job = Stoker(tmp_path, "run", "--no-cache", "--nproc-per-node", "2", "--timeout", "3s", "--audit", TOY,
+                 "--out", ".", "--step-s", "0.05", prefix=alone("os.setsid()"))  # fmt: skip
+    wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
+    for _ in range(2):
+        job.interrupt(signal.SIGTSTP)
+        time.sleep(0.5)
+    done = job.finish()
+    assert done.code == 0, done.text
+    assert "in 1 generations, 0 done again; records missed 0, repeated 0" in done.err, done.text
+
+
 def test_a_node_that_was_given_up_as_silent_comes_back_as_a_new_one(tmp_path: Path) -> None:
-    flags = ("run", "--no-cache", "--nnodes", "1:2", "--timeout", "5s", "--rdzv-endpoint", "127.0.0.1:29475")
+    flags = ("run", "--no-cache", "--nnodes", "1:2", "--timeout", "5s", "--rdzv-endpoint",
+             f"127.0.0.1:{free_port()}")  # fmt: skip
     other = tmp_path / "other"
     other.mkdir()
     first = Stoker(tmp_path, *flags, "--audit", TOY, "--out", ".", "--epochs", "20", "--step-s", "0.05")
@@ -48,15 +82,25 @@ def test_a_node_that_was_given_up_as_silent_comes_back_as_a_new_one(tmp_path: Pa
                     environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})  # fmt: skip
     wait_for(lambda: sizes()[-1:] == [2], why="world of two")
     second.interrupt(signal.SIGSTOP)
-    wait_for(lambda: sizes()[-1:] == [1], 15, "world without it")
+    wait_for(lambda: sizes()[-1:] == [1], why="world without it")
     second.interrupt(signal.SIGCONT)
-    wait_for(lambda: sizes()[-1:] == [2], 15, "world with it")
+    wait_for(lambda: sizes()[-1:] == [2], why="world with it")
     assert first.finish().code == 0
-    assert second.finish(20).code == 0
+    assert second.finish().code == 0
 
 
 def test_a_node_whose_master_falls_silent_gives_up_in_time(tmp_path: Path) -> None:
-    flags = ("run", "--no-cache", "--nnodes", "2", "--timeout", "3s", "--rdzv-endpoint", "127.0.0.1:29477")
+    timeout_s = 5.0
+    flags = (
+        "run",
+        "--no-cache",
+        "--nnodes",
+        "2",
+        "--timeout",
+        f"{timeout_s}s",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+    )
     other = tmp_path / "other"
     other.mkdir()
     first = Stoker(tmp_path, *flags, "--audit", TOY, "--epochs", "99")
@@ -67,21 +111,33 @@ def test_a_node_whose_master_falls_silent_gives_up_in_time(tmp_path: Path) -> No
     )
     try:
         wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
-        first.interrupt(signal.SIGSTOP)
-        done = second.finish(20)
+        first.master().suspend()
+        stopped_at = time.time()
+        wait_for(lambda: not second.workers(), why="end of its workers")
+        assert time.time() - stopped_at < 2 * timeout_s
+        done = second.finish()
         assert done.code == 3, done.text
         assert "no master answers" in done.err or "does not answer" in done.err
     finally:
+        for process in psutil.Process(first.process.pid).children(recursive=True):
+            process.kill()
         first.process.kill()
         first.finish()
 
 
 def test_ctrl_c_while_there_is_no_master(tmp_path: Path) -> None:
     job = Stoker(tmp_path, "run", "--no-cache", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint",
-                 "127.0.0.1:29476", TOY)  # fmt: skip
-    time.sleep(1.5)
+                 f"127.0.0.1:{free_port()}", TOY)  # fmt: skip
+    wait_for(lambda: catches(job.process.pid, signal.SIGTERM), why="a command that has begun")
+    time.sleep(0.5)
     job.interrupt()
-    assert "left the job" in job.finish(5).err
+    assert "left the job" in job.finish().err
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for this signal."""
+    (line,) = [found for found in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in found]
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_a_console_that_goes_away_costs_no_more_than_its_lines(tmp_path: Path) -> None:

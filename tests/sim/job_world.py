@@ -1,305 +1,45 @@
 """A seeded world of one job: the shipping master, agents and worker membership over a bad network.
 
 Only processes, sockets and gradients are made up. Decisions are made by `JobMachine`, `NodeCore` and
-`MemberCore`, who reads what by `GlobalOrder` and `share_of`, and the verdict by `audit`.
+`MemberCore`, who reads what by `GlobalOrder` and `share_of`, and the verdict by `audit`. The master may be killed: the
+next one knows what the journal kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from stoker.agent import core as agent_core
-from stoker.agent.core import NodeCore
-from stoker.base.rng import mix64
-from stoker.data.audit import Committed, Entry, Read, audit
-from stoker.data.order import GlobalOrder, share_of
-from stoker.job.events import End, NodeJoined, NodeLost, NodeReported, Record, Refuse, Send, Tick
+import msgspec
+
+from stoker.data.audit import Committed, Entry, audit
+from stoker.data.order import GlobalOrder
+from stoker.job.events import Effect, End, Event, Keep, NodeCut, NodeLost, Record, Refuse, Send, Tell, Tick
 from stoker.job.machine import JobConfig, JobMachine
-from stoker.train.member import MemberCore
-from stoker.wire.job import Directive, Join, Outcome, WorkerExit, WorkerSpec, World
+from stoker.job.relaunch import RelaunchConfig
+from stoker.wire.exits import ExitFacts
+from stoker.wire.health import CheckResult, CheckTask
+from stoker.wire.job import Directive, Outcome, World
+from tests.sim.job_actors import (
+    BEAT_S,
+    BEAT_TIMEOUT_S,
+    USER_TIMEOUT_S,
+    Group,
+    Position,
+    SimNode,
+    SimWorker,
+)
+from tests.sim.job_faults import Faults
+from tests.sim.job_invariants import Invariants
 from tests.sim.loop import Loop
 
-BEAT_S = 1.0
-BEAT_TIMEOUT_S = 5.0
-USER_TIMEOUT_S = 40.0
 LIMIT_S = 600.0
-
-
-@dataclass(frozen=True)
-class Position:
-    """A training state: how far, and a digest of everything that led here."""
-
-    commits: int = 0
-    epoch: int = 0
-    cursor: int = 0
-    digest: int = 0
-
-
-@dataclass
-class Group:
-    """The collectives of one generation."""
-
-    world: World
-    alive: set[str] = field(default_factory=set)
-    entered: set[str] = field(default_factory=set)
-    arrived: dict[int, dict[str, Callable[[bool], None]]] = field(default_factory=dict)
-
-
-class SimWorker:
-    """A training process: its loop is a chain of callbacks that a kill cuts off."""
-
-    def __init__(self, world: JobWorld, node: SimNode, spec: WorkerSpec) -> None:
-        self.world, self.node, self.spec = world, node, spec
-        self.core = MemberCore(spec.worker)
-        self.position = Position()
-        self.alive = True
-        self.group: Group | None = None
-        self.turn = 0
-        self.moved = False
-        """The optimizer has changed the parameters since the last commit, and nothing can undo that."""
-        self.slowness = world.rng.uniform(0.5, 1.5)
-
-    @property
-    def name(self) -> str:
-        return self.spec.worker
-
-    def later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call back unless this worker has died or its loop has taken another turn since."""
-        turn = self.turn
-        self.world.loop.after(delay_s, lambda: callback() if self.alive and self.turn == turn else None)
-
-    def start(self) -> None:
-        self.later(self.world.rng.uniform(0.1, 2.5), self.ready)
-
-    def ready(self) -> None:
-        self.position = self.world.checkpoint
-        self.node.on_hello(self)
-        self.core.park(commits=self.position.commits, clean=True, store=f"{self.name}:1")
-        self.say()
-
-    def say(self) -> None:
-        self.node.on_worker_state(self)
-        self.try_enter()
-
-    def on_order(self) -> None:
-        before = self.core.state()
-        if self.core.interruption() == "now" and self.group is not None:
-            self.break_off(clean=self.world.rng.chance(0.9))
-            return
-        if self.core.phase == "finished" and self.core.released:
-            self.world.exit_worker(self, WorkerExit(code=0, signal=None))
-            return
-        if self.core.state() != before:
-            self.say()
-        else:
-            self.try_enter()
-            if self.core.phase == "parked":
-                self.node.on_worker_state(self)
-
-    def try_enter(self) -> None:
-        offered = self.core.offered_world()
-        if offered is None:
-            return
-        self.core.enter(offered)
-        self.group = self.world.enter_group(self, offered)
-        self.node.on_worker_state(self)
-        self.collective(0, self.sync)
-
-    def sync(self) -> None:
-        assert self.group is not None
-        world = self.group.world
-        rank = self.core.rank_in(world)
-        assert rank is not None
-        source = self.world.state_at_entry(world)
-        if world.members[rank].copy_state:
-            self.position = source
-        self.world.check(
-            self.position == source, f"{self.name} entered generation {world.generation} with another state"
-        )
-        self.core.synced(self.position.commits)
-        self.node.on_worker_state(self)
-        self.next_step()
-
-    def next_step(self) -> None:
-        config = self.world
-        assert self.group is not None
-        position, world = self.begin_step(), self.group.world
-        if position.epoch >= config.epochs:
-            self.core.finish()
-            self.say()
-            return
-        rank = self.core.rank_in(world)
-        assert rank is not None
-        share = share_of(rank, len(world.members), position.cursor, config.batch, config.records)
-        order = config.order(position.epoch)
-        config.entries.append(
-            Read(
-                generation=world.generation,
-                step=position.commits + 1,
-                epoch=position.epoch,
-                rank=rank,
-                world_size=len(world.members),
-                records=tuple(order[share.start : share.stop]),
-                wall_s=config.loop.now,
-                dataset="d",
-            )
-        )
-        delay_s = config.rng.uniform(0.05, 0.3) * self.slowness
-        self.later(delay_s, lambda: self.collective(position.commits + 1, self.apply_step))
-
-    def begin_step(self) -> Position:
-        """The committed position, moved into the next epoch where this one is used up."""
-        at = self.position
-        if at.cursor < self.world.records:
-            return at
-        return Position(at.commits, at.epoch + 1, 0, at.digest)
-
-    def apply_step(self) -> None:
-        """The gradients are here: the optimizer changes the state, then the commit seals it.
-
-        In some steps the script has a second collective between the two (a metric, say).
-        """
-        if mix64(self.position.commits + self.world.seed) % 6 == 0:
-            self.core.clean = False
-            self.moved = True
-            step = -1 - self.position.commits
-            self.later(self.world.rng.uniform(0.0, 0.2), lambda: self.collective(step, self.commit))
-        else:
-            self.commit()
-
-    def commit(self) -> None:
-        assert self.group is not None
-        world = self.group.world
-        old = self.begin_step()
-        cursor = min(old.cursor + self.world.batch, self.world.records)
-        digest = mix64(old.digest ^ mix64(old.commits * 1_000_003 + old.cursor))
-        self.position = Position(old.commits + 1, old.epoch, cursor, digest)
-        self.core.clean = True
-        self.moved = False
-        self.world.sealed.add(self.position)
-        self.core.commit()
-        rank = self.core.rank_in(world)
-        assert rank is not None
-        self.world.on_commit(self, world.generation, rank)
-        self.node.on_worker_state(self)
-        if self.core.interruption() == "now":
-            self.break_off(clean=True)
-        else:
-            self.next_step()
-
-    def collective(self, step: int, then: Callable[[], None]) -> None:
-        assert self.group is not None
-        group = self.group
-        turn = self.turn
-
-        def done(ok: bool) -> None:
-            if self.alive and self.turn == turn:
-                if ok:
-                    then()
-                else:
-                    self.break_off(clean=self.core.clean)
-
-        self.world.arrive(group, step, self, done)
-
-    def break_off(self, *, clean: bool) -> None:
-        """Out of the world: the loop starts a new turn, the group loses a member."""
-        self.turn += 1
-        group, self.group = self.group, None
-        if self.moved:
-            at = self.position
-            self.position = Position(at.commits, at.epoch, at.cursor, mix64(at.digest ^ 0xBAD))
-            self.moved = False
-        still_clean = clean and self.core.clean
-        if self.core.fresh and self.core.phase == "member":
-            still_clean = self.core.clean and self.position.commits == self.core.commits
-        self.core.leave(clean=still_clean)
-        if group is not None:
-            self.world.leave_group(self, group)
-        self.later(self.world.rng.uniform(0.001, 0.05), self.say)
-
-
-class SimNode:
-    """An agent: `NodeCore` and the processes it started."""
-
-    def __init__(self, world: JobWorld, name: str, slots: int) -> None:
-        self.world, self.slots = world, slots
-        self.name = name
-        self.core = NodeCore(name)
-        self.processes: dict[str, SimWorker] = {}
-        self.alive = True
-        self.cut_until = 0.0
-        self.heard = world.loop.now
-        self.done = False
-
-    def join(self) -> None:
-        join = Join(node=self.name, job="none", host=self.name, address="10.0.0.1", slots=self.slots)
-        self.world.deliver_to_master(self, NodeJoined(join), reliable=True)
-        self.beat()
-
-    def beat(self) -> None:
-        if not self.alive or self.done:
-            return
-        if self.world.loop.now - self.heard > BEAT_TIMEOUT_S * 2:
-            self.lose_stream()
-            return
-        self.report()
-        self.world.loop.after(BEAT_S, self.beat)
-
-    def lose_stream(self) -> None:
-        """Out of the master's reach for too long: kill the workers, come back as a new node."""
-        self.run(self.core.on_stream_lost())
-        self.alive = False
-        self.world.replace_node(self)
-
-    def report(self) -> None:
-        if self.alive:
-            self.world.deliver_to_master(self, NodeReported(self.core.report(spare_port=1)))
-
-    def on_directive(self, directive: Directive) -> None:
-        if self.alive:
-            self.heard = self.world.loop.now
-            self.run(self.core.on_directive(directive))
-
-    def on_hello(self, worker: SimWorker) -> None:
-        self.run(self.core.on_hello(worker.name))
-
-    def on_worker_state(self, worker: SimWorker) -> None:
-        self.run(self.core.on_state(worker.name, worker.core.state()))
-        self.report()
-
-    def run(self, effects: list[agent_core.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, agent_core.Spawn):
-                worker = SimWorker(self.world, self, effect.spec)
-                self.processes[worker.name] = worker
-                self.core.on_spawned(worker.name, 1)
-                worker.start()
-            elif isinstance(effect, agent_core.Stop):
-                worker = self.processes[effect.worker]
-                delay_s = 0.0 if effect.at_once else self.world.rng.uniform(0.0, 5.0)
-                killed = WorkerExit(code=None, signal=9)
-                self.world.loop.after(delay_s, lambda w=worker, k=killed: self.world.exit_worker(w, k))  # type: ignore[misc]
-            elif isinstance(effect, agent_core.GiveOrder):
-                worker = self.processes[effect.worker]
-                order = effect.order
-
-                def give(worker: SimWorker = worker, order: object = order) -> None:
-                    if worker.alive:
-                        worker.core.on_order(order)  # type: ignore[arg-type]
-                        worker.on_order()
-
-                self.world.loop.after(self.world.rng.uniform(0.0001, 0.01), give)
-            else:
-                self.done = True
-                if effect.outcome is None:
-                    self.world.on_left(self)
 
 
 class JobWorld:
     """One seeded story."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, faults: bool = True) -> None:
         self.seed = seed
         self.loop = Loop(seed)
         self.rng = rng = self.loop.rng
@@ -307,24 +47,75 @@ class JobWorld:
         self.records = 1 + rng.below(40)
         self.batch = 1 + rng.below(9)
         self.epochs = 1 + rng.below(3)
-        nodes = 1 + rng.below(3)
+        if rng.chance(0.1):
+            self.records, self.batch, self.epochs = 60, 1, 3  # long enough for all the faults to strike
+        nodes = 1 + rng.below(4)
         slots = 1 + rng.below(3)
-        min_nodes = 1 + rng.below(nodes)
+        unit = rng.choice((1, 1, 1, 2)) if nodes > 1 else 1
+        min_nodes = max(unit, (1 + rng.below(nodes)) // unit * unit)
+        max_nodes = nodes + rng.below(2)
+        check = rng.chance(0.15)
         self.loss = rng.uniform(0, 0.2) if rng.chance(0.6) else 0.0
         self.config = JobConfig(
             min_nodes=min_nodes,
-            max_nodes=nodes + rng.below(2),
-            max_restarts=rng.below(5),
+            max_nodes=max_nodes,
+            node_unit=unit,
+            check_nodes=check,
+            auto_scale=rng.choice(("off", "off", "off", "apply")),
+            hang_after_s=rng.uniform(4.0, 15.0),
+            relaunch=RelaunchConfig(
+                max_restarts=rng.below(5),
+                relaunch_errors=rng.chance(0.2),
+                cordon_s=rng.choice((None, 5.0)),
+                memory_bytes=rng.choice((0, 1 << 30)),
+                memory_max_bytes=4 << 30,
+            ),
+            exclude_stragglers=rng.chance(0.3),
             timeout_s=USER_TIMEOUT_S,
             beat_timeout_s=BEAT_TIMEOUT_S,
             park_s=USER_TIMEOUT_S,
             last_call_s=1.0,
         )
-        self.machine = JobMachine(self.config)
+        if not faults:
+            self.loss = 0.0
+            self.config = replace(
+                self.config,
+                min_nodes=nodes,
+                max_nodes=nodes,
+                node_unit=1,
+                check_nodes=False,
+                auto_scale="off",
+                exclude_stragglers=False,
+            )
+        self.machine: JobMachine | None = JobMachine(self.config)
+        self.journal: dict[str, bytes] = {}
+        self.invariants = Invariants(self)
+        self.is_named_twice = False
+        """Nobody is left who knew of a world, and another one has its number: by that, reads cannot be told apart."""
+        self.has_forgotten = self.was_cut = False
+        """A master has died with decisions that were not kept; a node was out of reach for a while."""
+        self.master_losses = 0
+        self.unkept: dict[str, bytes | None] = {}
+        """Records that are still to be written."""
+        self.is_journal_full = False
+        self.is_master_stopped = self.ticked_late = self.was_stopped = False
+        self.unread: list[Event] = []
+        """What the kernel holds for a master that is stopped."""
+        self.streams: dict[int, str] = {}
+        self.stream_count = 0
+        self.newest_step = 0
+        self.deaf: dict[frozenset[str], float] = {}
+        """Pairs of nodes that cannot hear each other, and until when."""
+        self.broken = (
+            {name for name in (f"node-{n}" for n in range(1, 9)) if rng.chance(0.2)} if check else set()
+        )
+        """Nodes with a fault that the node check finds."""
+        self.checks: dict[int, set[str]] = {}
         self.checkpoint_every = 1 + rng.below(6)
         self.checkpoint = Position()
         self.entries: list[Entry] = []
         self.nodes: list[SimNode] = []
+        self.by_name: dict[str, SimNode] = {}
         self.groups: dict[int, Group] = {}
         self.worlds: dict[int, World] = {}
         self.history: dict[tuple[int, int], Position] = {}
@@ -337,76 +128,25 @@ class JobWorld:
             self.add_node(slots, rng.uniform(0.0, 3.0))
         if self.config.max_nodes > nodes:
             self.add_node(slots, rng.uniform(2.0, 15.0))
-        self.plan_faults()
+        self.is_state_large = faults and rng.chance(0.1)
+        """It takes a while to copy it to newcomers."""
+        if faults:
+            Faults(self).plan(rng.below(6), 25.0)
         self.tick()
 
-    # -- faults -------------------------------------------------------------------------------------------
-
-    def plan_faults(self) -> None:
-        for _ in range(self.rng.below(5)):
-            fault = self.rng.choice(
-                (
-                    self.kill_worker,
-                    self.kill_worker,
-                    self.kill_node,
-                    self.cut_node,
-                    self.leave_node,
-                    self.fail_script,
-                )
-            )
-            if fault == self.fail_script and self.rng.chance(0.8):
-                fault = self.kill_worker
-            self.loop.after(self.rng.uniform(0.5, 25.0), fault)
+    # -- nodes --------------------------------------------------------------------------------------------
 
     def living(self) -> list[SimWorker]:
         return [w for n in self.nodes if n.alive for w in n.processes.values() if w.alive]
-
-    def kill_worker(self) -> None:
-        living = self.living()
-        if living:
-            worker = self.rng.choice(living)
-            self.note(f"kill {worker.name}")
-            self.exit_worker(worker, WorkerExit(code=None, signal=9))
-
-    def fail_script(self) -> None:
-        living = self.living()
-        if living:
-            worker = self.rng.choice(living)
-            self.note(f"exception in {worker.name}")
-            self.exit_worker(worker, WorkerExit(code=1, signal=None, message="ValueError"))
-
-    def kill_node(self) -> None:
-        nodes = [n for n in self.nodes if n.alive and not n.done]
-        if not nodes:
-            return
-        node = self.rng.choice(nodes)
-        self.note(f"kill node {node.name}")
-        node.alive = False
-        for worker in list(node.processes.values()):
-            self.exit_worker(worker, WorkerExit(code=None, signal=9))
-        self.loop.after(self.rng.uniform(0.001, 0.05), lambda: self.feed(NodeLost(node.name, "stream broke")))
-        self.replace_node(node)
-
-    def cut_node(self) -> None:
-        nodes = [n for n in self.nodes if n.alive and not n.done]
-        if nodes:
-            node = self.rng.choice(nodes)
-            node.cut_until = self.loop.now + self.rng.uniform(0.5, 20.0)
-            self.note(f"cut {node.name} until {node.cut_until:.1f}")
-
-    def leave_node(self) -> None:
-        nodes = [n for n in self.nodes if n.alive and not n.done]
-        if nodes:
-            node = self.rng.choice(nodes)
-            self.note(f"{node.name} asks to leave")
-            node.core.leaving = "preempted"
-            node.report()
 
     def replace_node(self, node: SimNode) -> None:
         self.add_node(node.slots, self.rng.uniform(0.5, 10.0))
 
     def on_left(self, node: SimNode) -> None:
-        self.loop.after(self.rng.uniform(0.001, 0.05), lambda: self.feed(NodeLost(node.name, "it left")))
+        stream = node.stream
+        self.loop.after(
+            self.rng.uniform(0.001, 0.05), lambda: self.from_stream(stream, NodeLost(node.name, "it left"))
+        )
         if self.rng.chance(0.7):
             self.replace_node(node)
 
@@ -418,76 +158,231 @@ class JobWorld:
             if self.outcome is None:
                 node = SimNode(self, name, slots)
                 self.nodes.append(node)
-                node.join()
+                self.by_name[name] = node
+                node.connect()
+                node.beat()
 
         self.loop.after(delay_s, come)
 
     # -- network ------------------------------------------------------------------------------------------
 
-    def deliver_to_master(
-        self, node: SimNode, event: NodeJoined | NodeReported, *, reliable: bool = False
-    ) -> None:
+    def accept(self, node: SimNode) -> int:
+        """A new stream's number; 0 while there is no master."""
+        if self.machine is None or self.is_master_stopped:
+            return 0
+        self.stream_count += 1
+        self.streams[self.stream_count] = node.name
+        return self.stream_count
+
+    def break_stream(self, node: SimNode) -> None:
+        """The connection is reset: both sides see it."""
+        stream, name = node.stream, node.name
+        self.loop.after(self.rng.uniform(0.0, 0.05), lambda: self.from_stream(stream, NodeCut(name, "reset")))
+        self.loop.after(self.rng.uniform(0.0, 0.05), lambda: node.on_broken(stream))
+
+    def from_stream(self, stream: int, event: NodeLost | NodeCut) -> None:
+        """The end of a stream, which counts unless its node has another one by now."""
+        if self.streams.pop(stream, None) is not None and event.node not in self.streams.values():
+            self.feed(event)
+
+    def to_master(self, node: SimNode, event: Event, *, reliable: bool = False) -> None:
+        stream = node.stream
+
+        def arrive() -> None:
+            if stream in self.streams:
+                self.feed(event)
+
         if not reliable:
-            if node.cut_until > self.loop.now or (self.loss and self.rng.chance(self.loss)):
+            if node.is_cut or (self.loss and self.rng.chance(self.loss)):
                 return
             if self.loss and self.rng.chance(0.05):
-                self.loop.after(self.rng.uniform(0.001, 3.0), lambda: self.feed(event))
-        delay_s = 0.0001 if reliable else self.rng.uniform(0.0005, 0.02)
-        self.loop.after(delay_s, lambda: self.feed(event))
+                self.loop.after(self.rng.uniform(0.001, 3.0), arrive)
+        self.loop.after(0.0001 if reliable else self.rng.uniform(0.0005, 0.02), arrive)
 
-    def deliver_to_node(self, name: str, directive: Directive) -> None:
-        node = next((n for n in self.nodes if n.name == name), None)
-        if node is None or node.cut_until > self.loop.now or (self.loss and self.rng.chance(self.loss)):
+    def to_node(self, name: str, directive: Directive) -> None:
+        node = self.by_name.get(name)
+        if node is None or node.is_cut or (self.loss and self.rng.chance(self.loss)):
             return
-        delay_s = self.rng.uniform(0.0005, 0.02)
+        stream = node.stream
+        if stream not in self.streams:  # it holds one to a master that has died, and does not know yet
+            return
+
+        def arrive() -> None:
+            if node.stream == stream:
+                node.on_directive(directive)
+
         if self.loss and self.rng.chance(0.1):
-            self.loop.after(self.rng.uniform(0.001, 3.0), lambda: node.on_directive(directive))
-        self.loop.after(delay_s, lambda: node.on_directive(directive))
+            self.loop.after(self.rng.uniform(0.001, 3.0), arrive)
+        self.loop.after(self.rng.uniform(0.0005, 0.02), arrive)
 
     # -- the master's shell -------------------------------------------------------------------------------
 
+    def tell_node(self, told: Tell) -> None:
+        node = self.by_name.get(told.node)
+        if node is None or node.is_cut or node.stream not in self.streams:
+            return
+        stream, message = node.stream, told.message
+        self.loop.after(
+            self.rng.uniform(0.0005, 0.02), lambda: node.on_told(message) if node.stream == stream else None
+        )
+
+    def check_result(self, node: SimNode, task: CheckTask) -> CheckResult:
+        """A broken node fails its check and takes its partners' down; the group's nodes share one store."""
+        self.checks.setdefault(task.group, set()).add(node.name)
+        if node.name in self.broken:
+            return CheckResult(ok=False, why="wrong product", stage="matmul")
+        if any(name in self.broken for name in self.checks[task.group]):
+            return CheckResult(ok=False, why="the peer hung up", stage="allreduce")
+        return CheckResult(ok=True, matmul_s=0.01, allreduce_s=0.01, elapsed_s=1.0)
+
+    def are_deaf(self, world: World) -> bool:
+        """Whether two nodes of a world cannot hear each other now."""
+        nodes = {m.node for m in world.members}
+        return any(pair <= nodes and until > self.loop.now for pair, until in self.deaf.items())
+
+    def break_groups(self, pair: frozenset[str]) -> None:
+        for group in self.groups.values():
+            if pair <= {m.node for m in group.world.members}:
+                self.fail_waiting(group)
+
+    def fail_waiting(self, group: Group) -> None:
+        for waiting in group.arrived.values():
+            for callback in waiting.values():
+                self.loop.after(self.rng.uniform(0.01, 0.1), lambda cb=callback: cb(False))  # type: ignore[misc]
+        group.arrived.clear()
+
+    def lose_master(self) -> None:
+        """SIGKILL of the master; another one starts from the journal a little later.
+
+        Not of one that cannot keep that the job is over: whoever has heard of that is gone, and takes nothing up again.
+        """
+        if self.machine is None or (self.is_journal_full and self.outcome is not None):
+            return
+        away_s = self.rng.uniform(0.05, 8.0)
+        self.master_losses += 1
+        self.has_forgotten = self.has_forgotten or bool(self.unkept)
+        self.note(f"the master is killed, back after {away_s:.1f} s")
+        self.machine = None
+        self.unkept.clear()
+        self.is_master_stopped, self.unread = False, []
+        self.streams.clear()
+        for node in self.nodes:
+            if node.is_up and node.stream and not node.is_cut:
+                stream = node.stream
+                self.loop.after(self.rng.uniform(0.001, 0.1), lambda n=node, s=stream: n.on_broken(s))  # type: ignore[misc]
+
+        def restart() -> None:
+            self.machine = JobMachine.restore(self.config, dict(self.journal), self.loop.now)
+            self.perform(self.machine.decide(self.loop.now))
+
+        self.loop.after(away_s, restart)
+
+    def stop_master(self) -> None:
+        """SIGSTOP of the master, and SIGCONT a while later, perhaps when every node has hung up on it."""
+        if self.machine is None or self.is_master_stopped:
+            return
+        self.is_master_stopped, self.ticked_late = True, True
+        self.master_losses += 1
+        away_s = self.rng.uniform(0.5, 5 * BEAT_TIMEOUT_S)
+        self.note(f"the master is stopped for {away_s:.1f} s")
+
+        def go_on() -> None:
+            self.is_master_stopped = False
+            unread, self.unread = self.unread, []
+            for event in unread:
+                self.feed(event)
+
+        self.loop.after(away_s, go_on)
+
     def tick(self) -> None:
-        self.feed(Tick())
+        """As the master's shell does: the first tick after it was stopped is left out."""
+        if self.machine is not None and not self.is_master_stopped:
+            is_first, self.ticked_late = self.ticked_late, False
+            if not is_first:
+                self.feed(Tick(was_stopped=self.was_stopped))
+            self.was_stopped = is_first
         self.loop.after(BEAT_S, self.tick)
 
-    def feed(self, event: NodeJoined | NodeReported | NodeLost | Tick) -> None:
-        if isinstance(event, NodeLost) and event.node not in self.machine.roster.nodes:
-            return
-        for effect in self.machine.step(event, self.loop.now):
-            if isinstance(effect, Send):
-                world = effect.directive.world
-                if world is not None:
+    def feed(self, event: Event) -> None:
+        if self.machine is not None and self.is_master_stopped:
+            self.unread.append(event)
+        elif self.machine is not None:
+            self.perform(self.machine.step(event, self.loop.now))
+
+    def perform(self, effects: list[Effect]) -> None:
+        assert self.machine is not None
+        self.invariants.check(effects)
+        for effect in effects:
+            if isinstance(effect, Keep):
+                self.unkept[effect.key] = (
+                    None if effect.record is None else msgspec.msgpack.encode(effect.record)
+                )
+            elif isinstance(effect, Send):
+                if effect.directive.world is not None:
+                    world = self.machine.world
+                    assert world is not None
                     known = self.worlds.setdefault(world.generation, world)
-                    self.check(known == world, f"two worlds in generation {world.generation}")
-                self.deliver_to_node(effect.node, effect.directive)
+                    if known != world:  # the journal has lost a whole job
+                        living = names_of(known) & {w.name for w in self.living()} - names_of(world)
+                        lets_pass = self.has_forgotten and self.was_cut  # nobody can know what it has decided
+                        self.check(not living or lets_pass, f"two worlds in generation {world.generation}")
+                        self.worlds[world.generation] = world
+                        self.is_named_twice = True
+                        self.groups.pop(world.generation, None)
+                self.to_node(effect.node, effect.directive)
+            elif isinstance(effect, Tell):
+                self.tell_node(effect)
             elif isinstance(effect, End):
-                self.check(self.outcome is None, "the job ended twice")
+                self.check(self.outcome in (None, effect.outcome), "the job ended twice")
                 self.outcome = effect.outcome
             elif isinstance(effect, Record):
                 self.note(f"{effect.kind}: {effect.why} {effect.details}")
             elif isinstance(effect, Refuse):
-                node = next((n for n in self.nodes if n.name == effect.node), None)
-                if node is not None and node.alive:
-                    node.lose_stream()
+                node = self.by_name.get(effect.node)
+                if node is not None:
+                    self.loop.after(self.rng.uniform(0.001, 0.02), node.on_refused)
+        self.keep()
+        for stream, name in list(self.streams.items()):
+            if name not in self.machine.roster.nodes:
+                del self.streams[stream]
+                node = self.by_name[name]
+                if not node.is_cut:
+                    self.loop.after(self.rng.uniform(0.001, 0.05), lambda n=node, s=stream: n.on_broken(s))  # type: ignore[misc]
+
+    def keep(self) -> None:
+        """Write down what is to be kept; what cannot be written waits, and is lost with the master."""
+        if self.is_journal_full:
+            return
+        for key, record in self.unkept.items():
+            if record is None:
+                self.journal.pop(key, None)
+            else:
+                self.journal[key] = record
+        self.unkept.clear()
+
+    def fill_journal(self) -> None:
+        """The disk of the master's host is full for a while."""
+        self.note("the journal cannot be written")
+        self.is_journal_full = True
+
+        def free() -> None:
+            self.is_journal_full = False
+            self.keep()
+
+        self.loop.after(self.rng.uniform(1.0, 12.0), free)
 
     # -- processes and groups -------------------------------------------------------------------------
 
-    def exit_worker(self, worker: SimWorker, ended: WorkerExit) -> None:
+    def exit_worker(self, worker: SimWorker, ended: ExitFacts) -> None:
         if not worker.alive:
             return
         worker.alive = False
         if worker.group is not None:
             self.leave_group(worker, worker.group)
-        node = worker.node
+        self.loop.after(self.rng.uniform(0.0001, 0.005), lambda: worker.node.on_exit(worker, ended))
 
-        def seen() -> None:
-            if node.alive:
-                node.run(node.core.on_exit(worker.name, ended))
-                node.report()
-
-        self.loop.after(self.rng.uniform(0.0001, 0.005), seen)
-
-    def enter_group(self, worker: SimWorker, world: World) -> Group:
+    def enter_group(self, worker: SimWorker, generation: int) -> Group:
+        world = self.worlds[generation]
         group = self.groups.get(world.generation)
         if group is None:
             names = {m.worker for m in world.members}
@@ -504,47 +399,79 @@ class JobWorld:
             )
             self.entry_state[world.generation] = worker.position
         for name in sorted(names_of(world)):
-            other = self.find(name)
+            other = self.find(world, name)
             if other is None or not other.alive:
                 group.alive.discard(name)
         return group
 
-    def find(self, name: str) -> SimWorker | None:
-        for node in self.nodes:
-            if name in node.processes:
-                return node.processes[name]
-        return None
+    def find(self, world: World, name: str) -> SimWorker | None:
+        """A member's process. Names alone do not tell: a master that has lost its journal gives them again."""
+        node = next((member.node for member in world.members if member.worker == name), "")
+        return self.by_name[node].processes.get(name) if node in self.by_name else None
 
     def state_at_entry(self, world: World) -> Position:
         return self.entry_state[world.generation]
 
     def arrive(self, group: Group, step: int, worker: SimWorker, done: Callable[[bool], None]) -> None:
-        if len(group.alive) < len(group.world.members):
+        if len(group.alive) < len(group.world.members) or self.are_deaf(group.world):
             self.loop.after(self.rng.uniform(0.01, 0.1), lambda: done(False))
             return
         waiting = group.arrived.setdefault(step, {})
         waiting[worker.name] = done
         if len(waiting) == len(group.world.members):
-            positions = {self.find(n).position for n in waiting} if step > 0 else set()  # type: ignore[union-attr]
+            positions = {self.find(group.world, n).position for n in waiting} if step > 0 else set()  # type: ignore[union-attr]
             self.check(
                 len(positions) <= 1, f"step {step} of generation {group.world.generation}: states differ"
             )
-            del group.arrived[step]
-            for callback in waiting.values():
-                self.loop.after(self.rng.uniform(0.0, 0.05), lambda cb=callback: cb(True))  # type: ignore[misc]
+            if step == 0 and self.is_state_large:
+                self.copy_slowly(group, waiting)
+            else:
+                self.complete(group, step, waiting)
+
+    def copy_slowly(self, group: Group, waiting: dict[str, Callable[[bool], None]]) -> None:
+        """A large state is on its way, and may fill the link of the node that sends it."""
+        takes_s = self.rng.uniform(0.0, 20.0)
+        source = self.by_name[group.world.members[group.world.source].node]
+        if self.rng.chance(0.5):
+            self.was_cut = True
+            source.cut_until = max(source.cut_until, self.loop.now + takes_s)
+            self.note(f"{source.name} sends the state, and nothing else until {source.cut_until:.1f}")
+        self.loop.after(takes_s, lambda: self.complete(group, 0, waiting))
+
+    def complete(self, group: Group, step: int, waiting: dict[str, Callable[[bool], None]]) -> None:
+        """All are there, unless one has gone meanwhile."""
+        if group.arrived.get(step) is not waiting:
+            return
+        del group.arrived[step]
+        if step > 0:
+            self.on_complete(group, step)
+        for callback in waiting.values():
+            self.loop.after(self.rng.uniform(0.0, 0.05), lambda cb=callback: cb(True))  # type: ignore[misc]
+
+    def on_complete(self, group: Group, step: int) -> None:
+        """Every member has brought its gradients. One that is stopped then may commit long after the others are in a
+        newer world, which nobody can keep it from; no step is begun there any more."""
+        generation = group.world.generation
+        self.newest_step = max(self.newest_step, generation)
+        self.check(
+            generation == self.newest_step or (self.has_forgotten and self.was_cut),
+            f"a step of generation {generation} is complete while {self.newest_step} trains",
+        )
+        group.complete.add(step)
 
     def leave_group(self, worker: SimWorker, group: Group) -> None:
         group.alive.discard(worker.name)
-        for waiting in group.arrived.values():
-            for callback in waiting.values():
-                self.loop.after(self.rng.uniform(0.01, 0.1), lambda cb=callback: cb(False))  # type: ignore[misc]
-        group.arrived.clear()
+        self.fail_waiting(group)
 
     def on_commit(self, worker: SimWorker, generation: int, rank: int) -> None:
         position = worker.position
         known = self.history.setdefault((generation, position.commits), position)
         self.check(
             known == position, f"commit {position.commits} of generation {generation} is not one state"
+        )
+        self.check(
+            position.commits in self.groups[generation].complete or self.is_named_twice,
+            f"{worker.name} commits {position.commits} in generation {generation}, which the others had no part in",
         )
         self.entries.append(
             Committed(generation=generation, step=position.commits, rank=rank, wall_s=self.loop.now)
@@ -567,19 +494,33 @@ class JobWorld:
         if not ok:
             raise AssertionError("\n".join([*self.log[-60:], f"{self.loop.now:8.3f} VIOLATED: {what}"]))
 
+    def is_able(self, node: SimNode) -> bool:
+        """Whether a node is there and nothing is known against it."""
+        known = self.machine.roster.nodes.get(node.name) if self.machine is not None else None
+        if known is None or not known.heard or known.going or self.machine.roster.is_used_up(known):  # type: ignore[union-attr]
+            return False
+        return node.is_up and bool(node.stream) and not node.is_cut and node.name not in self.broken
+
     def run(self) -> str:
         self.loop.run(LIMIT_S, lambda: self.outcome is not None)
         self.check(self.outcome is not None, f"the run neither ended nor said why within {LIMIT_S:.0f} s")
         assert self.outcome is not None
         self.check(bool(self.outcome.why), "the run ended without a reason")
+        if "nodes with workers" in self.outcome.why:
+            able = [n.name for n in self.nodes if self.is_able(n)]
+            self.check(
+                len(able) < self.config.min_nodes, f"it gives up for want of nodes, and {able} are there"
+            )
         if self.outcome.success:
             report = audit(self.entries, {"d": self.records}, self.epochs)
-            self.check(report.missed == 0, f"{report.missed} records were never read")
-            self.check(report.repeated == 0, f"{report.repeated} records were read twice")
+            self.check(report.missed == 0 or self.is_named_twice, f"{report.missed} records were never read")
+            self.check(
+                report.repeated == 0 or self.is_named_twice, f"{report.repeated} records were read twice"
+            )
         self.loop.run(self.loop.now + 60.0, lambda: not self.reachable())
         self.check(not self.reachable(), f"workers outlive the job: {[w.name for w in self.reachable()]}")
         verdict = "done" if self.outcome.success else f"ended: {self.outcome.why}"
-        return f"{verdict} after {self.loop.now:.0f} s, {self.machine.generation} generations"
+        return f"{verdict} after {self.loop.now:.0f} s, {max(self.worlds, default=0)} generations"
 
     def reachable(self) -> list[SimWorker]:
         return self.living()

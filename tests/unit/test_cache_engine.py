@@ -117,6 +117,9 @@ def test_an_origin_that_keeps_failing_fails_everyone_and_is_asked_again_later() 
         assert [type(error) for error in found] == [OriginError] * 5
         assert len({id(error) for error in found}) == 5
         world.origin.faults.clear()
+        with pytest.raises(OriginError, match=r"is left alone: it failed 8 times in a row \(last: down\)"):
+            await world.read()
+        world.clock.time_s += 2
         assert await world.read() == bytes(2500)
         assert world.engine.shelf.held_bytes == 2500
 
@@ -155,16 +158,17 @@ def test_a_missing_object_is_forgotten() -> None:
 def test_old_pointers_serve_while_the_origin_is_down_but_not_for_ever() -> None:
     async def test(world: World) -> None:
         await world.read()
-        world.origin.stat_faults.extend([OriginError("down")] * 3)
+        world.origin.stat_faults.extend([OriginError("down")] * 40)
         world.clock.time_s += 70
         assert await world.read() == bytes(2500)
         world.clock.time_s += 40
         with pytest.raises(OriginError):
             await world.read()
         world.origin.stat_faults.clear()
+        world.clock.time_s += 31
         assert await world.read() == bytes(2500)
         world.engine.refresh(world.bucket, "")
-        world.origin.stat_faults.append(OriginError("down"))
+        world.origin.stat_faults.extend([OriginError("down")] * 4)
         with pytest.raises(OriginError):
             await world.read()
 

@@ -111,7 +111,6 @@ def test_no_test_batch_is_smaller_than_a_world(records: int) -> None:
 
 
 def test_digits() -> None:
-    pytest.importorskip("sklearn")
     train, test = load_digits()
     assert (len(train), len(test)) == (1497, 300)
     assert train.pictures.shape[1:] == (8, 8)
@@ -140,7 +139,6 @@ def test_idx_files(tmp_path: Path) -> None:
 
 
 def test_without_fashion_mnist_the_digits_are_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
     monkeypatch.setattr(pictures, "has_fashion", lambda: False)
     monkeypatch.setattr(pictures.os, "geteuid", lambda: 1000)
     said: list[str] = []
@@ -152,7 +150,6 @@ def test_without_fashion_mnist_the_digits_are_used_and_said(monkeypatch: pytest.
 
 
 def test_as_root_the_package_is_installed_and_a_failure_is_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
     commands: list[list[str]] = []
     monkeypatch.setattr(pictures, "has_fashion", lambda: False)
     monkeypatch.setattr(pictures.os, "geteuid", lambda: 0)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.agent.environment import interface_of
-from stoker.agent.output import StreamChoice, WorkerOutput
-from stoker.cli.endpoint import Endpoint, Nodes, endpoint_of, nodes_of, token_of
+from stoker.agent.output import StreamChoice
+from stoker.cli import endpoint as endpoints
+from stoker.cli.endpoint import (
+    FAR_AWAY,
+    Endpoint,
+    Nodes,
+    address_towards,
+    endpoint_of,
+    is_loopback,
+    listen_here,
+    nodes_of,
+    source_towards,
+    token_of,
+)
 from stoker.cli.main import build_parser
 from stoker.cli.run import launch_of
-from stoker.errors import ConfigError
-from stoker.settings import Timeouts, worker_settings
+from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.settings import Timeouts, runtime_dir, worker_settings
 
 
 def test_nodes_and_endpoints() -> None:
@@ -52,6 +67,41 @@ def test_a_runtime_folder_that_others_may_enter_is_refused(
         token_of(Endpoint("127.0.0.1", 5), None)
 
 
+@pytest.mark.parametrize("xdg", ["gone", "file", ""])
+def test_without_a_runtime_folder_of_ones_own_the_temporary_one_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xdg: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", xdg and str(tmp_path / xdg))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    folder = runtime_dir()
+    assert folder == tmp_path / "tmp" / f"stoker-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_runtime_folder_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"stoker-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="a folder of your own"):
+        runtime_dir()
+
+
+def test_a_runtime_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "below"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="see TMPDIR"):
+        runtime_dir()
+
+
+@pytest.mark.parametrize("port", [99999, 65536, -1])
+def test_a_master_port_that_cannot_be(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"--master-port {port}"):
+        endpoint_of(Nodes(1, 2), rdzv_endpoint=None, master_addr=None, master_port=port)
+
+
 def test_across_hosts_a_token_must_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_JOB_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="export STOKER_JOB_TOKEN="):
@@ -62,6 +112,28 @@ def test_across_hosts_a_token_must_be_given(tmp_path: Path, monkeypatch: pytest.
     assert token_of(Endpoint("host1", 29400), None).value == "from-env"
 
 
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"\xff\xfe\x00", "it is not text"),
+        (b" \n", "is empty"),
+        ("schlüssel".encode(), "printable ASCII"),
+        (b"two\nlines", "one line"),
+        (None, "No such file"),
+    ],
+)
+def test_a_token_that_could_not_be_sent_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, complaint: str
+) -> None:
+    if content is not None:
+        (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint):
+        token_of(Endpoint("host1", 29400), str(tmp_path / "token"))
+    monkeypatch.setenv("STOKER_JOB_TOKEN", "schlüssel")
+    with pytest.raises(ConfigError, match="STOKER_JOB_TOKEN holds no token"):
+        token_of(Endpoint("host1", 29400), None)
+
+
 def test_torchruns_spellings_are_understood(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text("")
@@ -70,7 +142,12 @@ def test_torchruns_spellings_are_understood(tmp_path: Path) -> None:
          "--max_restarts", "4", "-t", "3", "-r", "0:1", "--log_dir", "l", str(script), "--lr", "1", "--nnodes", "x"]
     )  # fmt: skip
     launch = launch_of(arguments)
-    assert (launch.slots, launch.nodes, launch.node_rank, launch.max_restarts) == (2, Nodes(1, 3), 1, 4)
+    assert (launch.slots, launch.nodes, launch.node_rank, launch.relaunch.max_restarts) == (
+        2,
+        Nodes(1, 3),
+        1,
+        4,
+    )
     assert launch.endpoint == Endpoint("h", 9)
     assert launch.command[-4:] == ["--lr", "1", "--nnodes", "x"], "what follows the script is the script's"
     assert launch.redirects.has(0, "stdout")
@@ -102,34 +179,64 @@ def test_a_number_in_the_environment_that_is_none(monkeypatch: pytest.MonkeyPatc
         worker_settings()
 
 
-def test_worker_output_is_cut_into_lines_and_kept(tmp_path: Path) -> None:
-    shown: list[tuple[str, bytes]] = []
-    output = WorkerOutput(tmp_path / "w", 0, lambda stream, line: shown.append((stream, line)))
-    output.feed("stdout", b"one\ntw")
-    output.feed("stdout", b"o\n10%\r20%\r\nrest")
-    output.feed(
-        "stderr",
-        b"x\nTraceback (most recent call last):\n  a\nTraceback (most recent call last):\n  b\nE: no\n",
-    )
-    output.close()
-    assert shown[:3] == [("stdout", b"one"), ("stdout", b"two"), ("stdout", b"10%\r20%")]
-    assert ("stdout", b"rest") in shown
-    assert (tmp_path / "w" / "stdout.log").read_bytes() == b"one\ntwo\n10%\r20%\r\nrest"
-    assert output.last_traceback() == "Traceback (most recent call last):\n  b\nE: no"
-
-
-def test_output_on_a_full_disk_costs_the_file_and_not_the_run(tmp_path: Path) -> None:
-    (tmp_path / "w").write_text("not a folder")
-    shown: list[bytes] = []
-    output = WorkerOutput(tmp_path / "w", 0, lambda _, line: shown.append(line))
-    output.feed("stdout", b"still shown\n")
-    output.close()
-    assert shown == [b"still shown"]
-    assert "not kept" in output.lost
-
-
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("localhost") == "lo"
     assert interface_of("203.0.113.77") is None
     assert interface_of("no such host") is None
+
+
+@pytest.fixture
+def hosts_file(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names that this machine knows besides."""
+    known: dict[str, list[str]] = {}
+    resolve = socket.getaddrinfo
+
+    def with_file(host: Any, port: Any, *how: Any, **more: Any) -> Any:
+        return [
+            found for address in known.get(host, [host]) for found in resolve(address, port, *how, **more)
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", with_file)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("addresses", "bound"),
+    [
+        (["127.0.1.1"], "0.0.0.0"),
+        (["127.0.1.1", "127.0.0.1"], "0.0.0.0"),
+        (["::1", "127.0.1.1"], "0.0.0.0"),
+        (["::1"], "::"),
+    ],
+)
+def test_a_machine_whose_own_name_is_a_loopback_address_listens_for_the_others_too(
+    hosts_file: dict[str, list[str]], addresses: list[str], bound: str
+) -> None:
+    hosts_file["host1"] = addresses
+    with listen_here("host1", 0) as listener:
+        assert listener.getsockname()[0] == bound
+
+
+@pytest.mark.parametrize(
+    ("host", "bound"), [("localhost", "127.0.0.1"), ("127.0.1.1", "127.0.1.1"), ("::1", "::1")]
+)
+def test_who_means_the_loopback_interface_gets_it(host: str, bound: str) -> None:
+    with listen_here(host, 0) as listener:
+        assert listener.getsockname()[0] == bound
+
+
+def test_a_node_whose_masters_name_is_a_loopback_address_tells_the_others_of_another(
+    hosts_file: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts_file["host1"] = ["127.0.1.1"]
+    outward = source_towards(FAR_AWAY)
+    address = address_towards(Endpoint("host1", 29400))
+    assert address is not None
+    assert address == outward if outward is not None else is_loopback(address)
+    assert address_towards(Endpoint("localhost", 29400)) == "127.0.0.1"
+    monkeypatch.setattr(endpoints, "FAR_AWAY", "nowhere")
+    hosts_file["nowhere"] = []
+    assert is_loopback(address_towards(Endpoint("host1", 29400)) or ""), "there is no other"
+    hosts_file["host1"] = []
+    assert address_towards(Endpoint("host1", 29400)) is None

@@ -9,24 +9,34 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from stoker.base.units import parse_size_bytes
 from stoker.job.events import (
     End,
     Event,
+    Keep,
+    NodeAsked,
+    NodeBeat,
+    NodeCut,
     NodeJoined,
     NodeLost,
     NodeReported,
     Record,
     Refuse,
+    ScaleRequested,
     Send,
     StopRequested,
     Tick,
 )
 from stoker.job.machine import JobConfig, JobMachine
-from stoker.wire.job import Directive, Join, NodeReport, WorkerExit, WorkerReport, WorkerState
+from stoker.job.relaunch import RelaunchConfig
+from stoker.wire.exits import ExitFacts
+from stoker.wire.job import PROTOCOL, Beat, Directive, Join, NodeReport, WorkerReport, WorkerSpec, WorkerState
 
 FOLDER = Path(__file__).parent / "transcripts"
+MIB = 1024 * 1024
 
 
 class Player:
@@ -38,21 +48,43 @@ class Player:
         self.seq: dict[str, int] = {}
         self.reports: dict[str, dict[str, WorkerReport]] = {}
         self.leaving: dict[str, str] = {}
+        self.kept: dict[str, bytes] = {}
 
     def play(self, line: str) -> list[str]:
         verb, *rest = line.split()
         words = dict(word.split("=", 1) for word in rest if "=" in word)
         names = [word for word in rest if "=" not in word]
         if verb == "config":
+            restarts, cordon_s = words.pop("max_restarts", None), words.pop("cordon_s", None)
+            memory, memory_max = words.pop("memory", "0"), words.pop("memory_max", "0")
+            relaunch = RelaunchConfig(
+                max_restarts=None if restarts is None else int(restarts),
+                cordon_s=None if cordon_s is None else float(cordon_s),
+                memory_bytes=parse_size_bytes(memory),
+                memory_max_bytes=parse_size_bytes(memory_max),
+            )
             values = {k: (float(v) if k.endswith("_s") else int(v)) for k, v in words.items()}
-            self.machine = JobMachine(JobConfig(**values))  # type: ignore[arg-type]
+            self.machine = JobMachine(JobConfig(relaunch=relaunch, **values))  # type: ignore[arg-type]
             return []
         self.now += float(words.pop("after", 0))
-        return [
-            line
-            for effect in self.machine.step(self.event(verb, names, words), self.now)
-            for line in show(effect)
-        ]
+        if verb == "work":
+            self.machine.note_work(int(names[0]), self.now)
+            return []
+        if verb == "master-restart":
+            self.machine = JobMachine.restore(self.machine.config, dict(self.kept), self.now)
+            effects = self.machine.decide(self.now)
+        else:
+            effects = self.machine.step(self.event(verb, names, words), self.now)
+        for effect in effects:
+            if isinstance(effect, Keep):
+                self.keep(effect)
+        return [line for effect in effects if not isinstance(effect, Keep) for line in show(effect)]
+
+    def keep(self, effect: Keep) -> None:
+        if effect.record is None:
+            self.kept.pop(effect.key, None)
+        else:
+            self.kept[effect.key] = msgspec.msgpack.encode(effect.record)
 
     def event(self, verb: str, names: list[str], words: dict[str, str]) -> Event:
         if verb == "tick":
@@ -65,26 +97,46 @@ class Player:
                 node=node,
                 job=words.get("job", "none"),
                 host=node,
-                address="10.0.0.1",
+                address=f"10.0.0.{ord(node[0]) - 96}",
                 slots=int(words.get("slots", "1")),
                 rank_hint=int(words.get("rank", "-1")),
-                protocol=int(words.get("protocol", "1")),
+                protocol=int(words.get("protocol", PROTOCOL)),
+                resumes=words.get("resumes", "no") == "yes",
+                generation=int(words.get("generation", "0")),
+                directive_seq=int(words.get("directive_seq", "0")),
             )
             return NodeJoined(join)
         if verb == "lost":
-            return NodeLost(node, "its stream broke")
+            return NodeLost(node, "its agent has ended")
+        if verb == "cut":
+            return NodeCut(node, "its stream was reset")
+        if verb == "ask":
+            return NodeAsked(node, "drained by somebody")
+        if verb == "scale":
+            return ScaleRequested(int(node), "somebody asked")
+        if verb == "beat":
+            return NodeBeat(Beat(node, self.seq[node], 10**6))
         if verb == "leave":
             self.leaving[node] = "preempted"
         elif verb == "worker":
             self.worker(node, names[1], words)
-        return NodeReported(self.report(node, late=verb == "late"))
+        problem = " ".join(names[1:]).replace("_", " ") if verb == "problem" else ""
+        return NodeReported(self.report(node, late=verb == "late", problem=problem))
 
     def worker(self, node: str, name: str, words: dict[str, str]) -> None:
         ended = None
         if "exit" in words:
-            ended = WorkerExit(code=int(words["exit"]), signal=None, message="Traceback: no")
+            ended = ExitFacts(code=int(words["exit"]), signal=None, message="Traceback: no")
+        if "full_disk" in words:
+            ended = ExitFacts(
+                code=1, signal=None, message="full", sign="disk-full", full_disk=words["full_disk"]
+            )
         if "signal" in words:
-            ended = WorkerExit(code=None, signal=int(words["signal"]))
+            ended = ExitFacts(code=None, signal=int(words["signal"]))
+        if "oom" in words:
+            ended = ExitFacts(
+                code=None, signal=9, oom_killed=True, memory_limit_bytes=parse_size_bytes(words["oom"])
+            )
         known = self.reports.setdefault(node, {}).get(name)
         state = known.state if known is not None else WorkerState()
         state = WorkerState(
@@ -97,9 +149,16 @@ class Player:
             store=f"{name}:1",
             elastic=words.get("elastic", "yes") == "yes",
         )
-        self.reports[node][name] = WorkerReport(worker=name, slot=0, pid=1, state=state, exit=ended)
+        self.reports[node][name] = WorkerReport(
+            worker=name,
+            slot=0,
+            pid=1,
+            state=state,
+            exit=ended,
+            stopped_s=float(words.get("stopped_s", "0")),
+        )
 
-    def report(self, node: str, *, late: bool) -> NodeReport:
+    def report(self, node: str, *, late: bool, problem: str = "") -> NodeReport:
         self.seq[node] = self.seq.get(node, 0) + (0 if late else 1)
         return NodeReport(
             node=node,
@@ -107,6 +166,8 @@ class Player:
             workers=tuple(self.reports.get(node, {}).values()),
             spare_port=4000,
             leaving=self.leaving.get(node, ""),
+            problem=problem,
+            directive_seq=10**6,
         )
 
 
@@ -132,11 +193,21 @@ def describe(directive: Directive) -> str:
         parts.append(f"stop at commit {directive.stop_at_commit}")
     if directive.world is not None:
         members = ", ".join(f"{m.worker}{'*' if m.copy_state else ''}" for m in directive.world.members)
-        parts.append(f"world [{members}] from rank {directive.world.source} at {directive.world.commits}")
-    parts.append("run [" + ", ".join(f"{s.worker}:{s.rank}/{s.world_size}" for s in directive.run) + "]")
+        source = f"rank {directive.world.source} at {directive.world.commits}"
+        parts.append(f"world [{members}] of {directive.world.size} from {source}")
+    parts.append("run [" + ", ".join(describe_worker(spec) for spec in directive.run) + "]")
+    if directive.leave:
+        parts.append(f"leave: {directive.leave}")
+    if directive.note:
+        parts.append(directive.note)
     if directive.outcome is not None:
         parts.append("over")
     return ", ".join(parts)
+
+
+def describe_worker(spec: WorkerSpec) -> str:
+    memory = f" with {spec.memory_bytes // MIB} MiB" if spec.memory_bytes else ""
+    return f"{spec.worker}:{spec.rank}/{spec.world_size}{memory}"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda p: p.stem)
@@ -154,5 +225,57 @@ def test_transcript(path: Path) -> None:
     assert told == written
 
 
+def test_replacements_are_told_of_the_restarts_under_every_master() -> None:
+    player = Player()
+    for line in (FOLDER / "budgets_outlive_the_master.txt").read_text().splitlines():
+        if line.startswith("> "):
+            player.play(line[2:])
+    counts = {w.worker: w.spec.restart_count for w in player.machine.roster.workers.values()}
+    assert counts == {"worker-0": 0, "worker-4": 3}
+
+
 def test_there_are_transcripts() -> None:
     assert len(list(FOLDER.glob("*.txt"))) >= 8
+
+
+def test_worlds_of_workers_that_never_commit_count_as_long_as_work_is_done() -> None:
+    player = Player()
+    player.play("config min_nodes=1 max_nodes=30 timeout_s=60 beat_timeout_s=9000 last_call_s=0")
+    player.play("join a")
+    player.play("report a")
+    names = ["a"]
+    for number in range(26):
+        newest = names[-1]
+        generation = player.machine.generation
+        for age, name in enumerate(names):
+            player.play(f"worker {name} worker-{age} phase=parked generation={generation}")
+        for age, name in enumerate(names):
+            player.play(f"worker {name} worker-{age} phase=member fresh=no")
+        assert player.machine.phase == "running", newest
+        player.play(f"work {10 * (number + 1)} after=10")
+        names.append(chr(ord("b") + number))
+        player.play(f"join {names[-1]}")
+        player.play(f"report {names[-1]}")
+        told = player.play(f"worker {names[-1]} worker-{number + 1} phase=parked generation={generation}")
+        assert not any("stop at commit" in line for line in told), "a commit may never come"
+    assert player.machine.state.generations.fruitless == 0
+
+
+def test_failures_are_forgiven_where_shards_were_done_before_the_steps() -> None:
+    player = Player()
+    player.play("config min_nodes=1 max_nodes=1 timeout_s=60 beat_timeout_s=90000 last_call_s=0")
+    player.play("join a")
+    player.play("report a")
+    commits = 0
+    for failure in range(6):
+        generation = player.machine.generation
+        name = f"worker-{failure}"
+        player.play(f"worker a {name} phase=parked generation={generation} commits={commits}")
+        player.play(f"worker a {name} phase=member fresh=no")
+        if failure == 0:
+            player.play("work 10000 after=1")
+        for _ in range(400):
+            commits += 1
+            player.play(f"worker a {name} commits={commits} after=10")
+        told = player.play(f"worker a {name} signal=11")
+        assert any("[worker-replace]" in line and "restart 1 of 3" in line for line in told), told

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stoker.train.member import MemberCore
-from stoker.wire.job import Member, Order, World
+from stoker.wire.job import Member, Order, WorldView
 
 
-def world(generation: int, *workers: str) -> World:
+def world(generation: int, *workers: str) -> WorldView:
     members = tuple(Member(w, "n", i, i, len(workers), 0, i > 0) for i, w in enumerate(workers))
-    return World(generation, members, 0, 0, "127.0.0.1:1")
+    return WorldView(generation, len(members), members, 0, 0, "127.0.0.1:1", all_receive=True)
 
 
 def parked(generation: int = 1) -> MemberCore:

@@ -1,13 +1,10 @@
-"""Ranks, sources and relaunch decisions."""
+"""Ranks, sources and the pace of commits."""
 
 from __future__ import annotations
 
-import pytest
-
 from stoker.job.membership import Candidate, NoSource, form_world
-from stoker.job.relaunch import decide, describe_exit
 from stoker.job.roster import Roster
-from stoker.wire.job import WorkerExit, World
+from stoker.wire.job import World
 
 
 def candidate(worker: str, node: str = "a", age: int = 0, slot: int = 0, **state: object) -> Candidate:
@@ -61,33 +58,6 @@ def test_at_the_start_everybody_copies_rank_zero() -> None:
 def test_of_equal_commits_a_survivor_is_preferred_to_a_newcomer() -> None:
     world = world_of(candidate("w1", fresh=True), candidate("w2", slot=1))
     assert world.source == 1
-
-
-@pytest.mark.parametrize(
-    ("ended", "elastic", "used", "budget", "action"),
-    [
-        (WorkerExit(code=0, signal=None), True, 0, None, "done"),
-        (WorkerExit(code=None, signal=9), True, 0, None, "replace"),
-        (WorkerExit(code=None, signal=9), True, 3, None, "shrink"),
-        (WorkerExit(code=None, signal=9), True, 0, 0, "shrink"),
-        (WorkerExit(code=1, signal=None), True, 0, None, "stop"),
-        (WorkerExit(code=1, signal=None), False, 0, None, "stop"),
-        (WorkerExit(code=1, signal=None), False, 0, 1, "replace"),
-        (WorkerExit(code=None, signal=9), False, 1, 1, "stop"),
-    ],
-)
-def test_the_relaunch_table(
-    ended: WorkerExit, elastic: bool, used: int, budget: int | None, action: str
-) -> None:
-    decision = decide(ended, elastic=elastic, restarts_used=used, max_restarts=budget)
-    assert decision.action == action
-    assert decision.why
-
-
-def test_exits_in_words() -> None:
-    assert describe_exit(WorkerExit(code=None, signal=9)) == "was killed by SIGKILL"
-    assert describe_exit(WorkerExit(code=None, signal=77)) == "was killed by signal 77"
-    assert describe_exit(WorkerExit(code=3, signal=None)) == "exited with code 3"
 
 
 def test_the_pace_is_not_fooled_by_reports_that_come_in_bursts() -> None:

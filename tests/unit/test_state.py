@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,14 @@ import torch
 
 from stoker.data.loader import Loader
 from stoker.data.session import session
-from stoker.errors import ConfigError, DatasetChanged, StokerError
+from stoker.errors import ConfigError, DatasetChanged, EnvironmentProblem, StokerError
+from stoker.train import checkpoint
 from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.elastic import elastic
 from stoker.train.runtime import runtime
 from stoker.train.state import State
+
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 class Numbers(torch.utils.data.Dataset[int]):
@@ -30,20 +37,6 @@ class Numbers(torch.utils.data.Dataset[int]):
 
     def __getitem__(self, record: int) -> int:
         return record
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test is a worker of its own, alone."""
-    for name in ("STOKER_AGENT_SOCKET", "STOKER_CHECKPOINT_DIR", "STOKER_AUDIT_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    runtime.cache_clear()
-    session.cache_clear()
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    runtime.cache_clear()
-    session.cache_clear()
 
 
 def make(**more: Any) -> State:
@@ -111,6 +104,38 @@ def test_a_copy_is_the_same_state() -> None:
     momentum = [s["momentum_buffer"] for s in other.optimizer.state_dict()["state"].values()]
     assert all(torch.equal(a["momentum_buffer"], b) for a, b in
                zip(state.optimizer.state_dict()["state"].values(), momentum, strict=True))  # fmt: skip
+
+
+class Shadow:
+    """An object that takes over the very tensors that it loads."""
+
+    def __init__(self, device: str) -> None:
+        self.held: dict[str, Any] = {"mean": torch.zeros(2, device=device), "steps": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.held
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state
+
+
+def test_what_comes_from_a_checkpoint_is_where_the_script_had_it(tmp_path: Path) -> None:
+    """A checkpoint is read to the host."""
+    first = State(
+        x=torch.ones(2), nested={"a": [torch.ones(1), 3], "b": (torch.ones(1),)}, shadow=Shadow("cpu")
+    )
+    folder = CheckpointFolder(tmp_path)
+    assert folder.save(1, first.export())
+    away = torch.zeros(2, device="meta")
+    state = State(x=away, nested={"a": [away, 3, away], "b": ()}, shadow=Shadow("meta"))
+    saved = folder.newest()
+    assert saved is not None
+    state.load(saved[1])
+    assert state.x.device.type == state.nested["a"][0].device.type == "meta"
+    assert state.nested["a"][1:] == [3]
+    assert torch.equal(state.nested["b"][0], torch.ones(1)), "there was none, so it is on the host"
+    assert state.shadow.held["mean"].device.type == "meta"
+    assert state.shadow.held["steps"] == 0
 
 
 def test_what_a_state_cannot_hold_is_refused_with_the_mend() -> None:
@@ -223,9 +248,176 @@ def test_checkpoints_are_kept_by_two_and_broken_ones_skipped(
     assert "skipping the checkpoint" in caplog.text
 
 
+def test_numbers_of_numpy_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+    for expected in ((0.0, 0.1), (0.5, 0.01)):
+        runtime.cache_clear()
+        session.cache_clear()
+        state = make(best=0.0, checkpoint_dir=str(tmp_path), checkpoint_every=1)
+
+        @elastic
+        def train(state: State, expected: tuple[float, float] = expected) -> None:
+            assert (state.best, state.optimizer.param_groups[0]["lr"]) == expected
+            state.best = np.float64(0.5)
+            state.optimizer.param_groups[0]["lr"] = np.float64(0.01)
+            state.commit()
+
+        train(state)
+        torch.distributed.destroy_process_group()
+
+
+def test_where_no_checkpoint_can_be_read_nothing_is_begun_anew(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    (tmp_path / "commit-000000000005.pt").write_bytes(b"no checkpoint at all")
+    torch.save([1, 2], tmp_path / "commit-000000000010.pt")
+    with pytest.raises(
+        EnvironmentProblem, match=r"bring back a whole one, or name another --checkpoint-dir"
+    ) as told:
+        folder.newest()
+    assert "The newest is commit-000000000010.pt" in str(told.value)
+
+
+def test_a_checkpoint_that_is_overtaken_while_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A newcomer lists 5 and 10. 2. The run writes 15 and 20, which removes them. 3. The newcomer reads 10."""
+    folder, load = CheckpointFolder(tmp_path), torch.load
+    for commits in (5, 10):
+        folder.save(commits, {})
+
+    def read(path: Path, **options: Any) -> Any:
+        if path.name == "commit-000000000010.pt" and path.exists():
+            for commits in (15, 20):
+                folder.save(commits, {})
+        return load(path, **options)
+
+    monkeypatch.setattr(torch, "load", read)
+    assert folder.newest() == (20, {})
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys, torch
+from pathlib import Path
+from stoker.train import checkpoint
+from stoker.train.checkpoint import CheckpointFolder
+
+class Deadly:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+CheckpointFolder(Path(sys.argv[1])).save(5, {"x": torch.ones(9), "y": Deadly()})
+"""
+
+
+@pytest.mark.real
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)], check=False, timeout=60
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    (tmp_path / "notes.part").write_text("somebody else's")
+    folder = CheckpointFolder(tmp_path)
+    assert folder.newest() is None
+    assert folder.save(7, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["commit-000000000007.pt", "notes.part"]
+
+
+def test_a_checkpoint_is_on_the_disk_by_name_before_older_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flush = CheckpointFolder(tmp_path), os.fsync
+    for commits in (1, 2):
+        folder.save(commits, {})
+    flushed = []
+
+    def fsync(descriptor: int) -> None:
+        flush(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        flushed.append((name, [int(path.stem.partition("-")[2]) for path in folder.paths()]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert folder.save(3, {})
+    part = f".commit-000000000003.pt.{os.getpid()}.part"
+    assert flushed == [(part, [1, 2]), (tmp_path.name, [1, 2, 3])]
+    assert len(folder.paths()) == 2
+
+
+def test_what_reaches_the_disk_is_told_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+    folder, flush, flushed = CheckpointFolder(tmp_path), os.fdatasync, []
+    state = {"large": torch.arange(5000, dtype=torch.uint8), "many": [torch.ones(9) * n for n in range(99)]}
+
+    def fdatasync(descriptor: int) -> None:
+        flush(descriptor)
+        flushed.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    told: list[int] = []
+    assert folder.save(3, state, lambda: told.append(len(flushed)))
+    (path,) = folder.paths()
+    assert flushed == [1000 * n for n in range(1, path.stat().st_size // 1000 + 1)]
+    assert told == [*range(1, len(flushed) + 1)]
+    assert len(told) > 10
+    found = folder.newest()
+    assert found is not None
+    for read in (found[1], torch.load(path, mmap=True)["state"]):
+        assert torch.equal(read["large"], state["large"])
+        assert all(map(torch.equal, read["many"], state["many"]))
+
+
+def test_who_writes_a_checkpoint_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+    state = make(x=torch.zeros(5000), checkpoint_dir=str(tmp_path), checkpoint_every=1)
+    seen: list[int] = []
+    flush = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        flush(descriptor)
+        seen.append(session().progress)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    session().progress = 7
+    state.seal()
+    state.commit()
+    assert seen == [*range(len(seen))]
+    assert len(seen) > 20
+    assert session().progress == 0, "as on ranks that write none"
+
+
+def test_a_disk_that_is_full_in_the_middle_costs_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+
+    def fdatasync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = CheckpointFolder(tmp_path)
+    assert folder.save(1, {})
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    assert not folder.save(2, {"x": torch.zeros(5000)})
+    assert "No space left" in folder.problem
+    assert [path.name for path in tmp_path.iterdir()] == ["commit-000000000001.pt"]
+
+
 def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("a file")
     assert not CheckpointFolder(tmp_path / "c").save(1, {})
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_a_checkpoint_every_no_commits_is_refused(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"State\(checkpoint_every=…\) must be at least 1 commit, not {every}"
+    ):
+        make(checkpoint_every=every)
+    runtime.cache_clear()
+    monkeypatch.setenv("STOKER_CHECKPOINT_EVERY", str(every))
+    with pytest.raises(ConfigError, match=f"STOKER_CHECKPOINT_EVERY must be at least 1 commit, not {every}"):
+        make()
+    assert make(checkpoint_every=1).commits == 0
 
 
 def test_a_loader_restored_to_the_end_of_an_epoch_yields_nothing_once() -> None:
@@ -331,3 +523,46 @@ def test_another_launchers_world_is_not_taken_for_a_world_of_one(monkeypatch: py
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ConfigError, match="start the script with `stoker run`"):
         make()
+
+
+class Growing(torch.nn.Module):
+    """Makes a buffer when it is first used, and a larger one for more rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "seen") or len(self.seen) < len(x):
+            self.register_buffer("seen", torch.zeros(len(x)))
+        self.seen += 1
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_buffers_may_come_and_grow_in_any_step() -> None:
+    state = State(model=Growing())
+    state.seal()
+    for rows, kept in ((2, None), (3, [1.0, 1.0]), (5, [1.0, 1.0, 1.0])):
+        state.model(torch.ones(9, 2))
+        state.roll_back()
+        assert (state.model.seen.tolist() if hasattr(state.model, "seen") else None) == kept
+        state.model(torch.ones(rows, 2))
+        state.seal()
+
+
+@pytest.mark.parametrize("commits_in_eval_mode", [False, True])
+def test_the_function_is_called_anew_in_the_modes_in_which_it_was_called_first(
+    commits_in_eval_mode: bool,
+) -> None:
+    """As newcomers are: some break off in an evaluation, some have committed in one."""
+    state = make()
+    state.model[1].eval()  # a frozen layer
+    modes = [module.training for module in state.model.modules()]
+    state.seal()
+    state.model.eval()
+    torch.set_grad_enabled(False)
+    if commits_in_eval_mode:
+        state.seal()
+    state.roll_back()
+    assert [module.training for module in state.model.modules()] == modes == [True, True, False, True]
+    assert torch.is_grad_enabled()

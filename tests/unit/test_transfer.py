@@ -10,17 +10,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from stoker.train.accelerator import memory_in_use_bytes, peak_memory_bytes, reset_peak_memory
 from stoker.train.group import ProcessGroup
-from stoker.train.transfer import receive_state, send_state
-from stoker.wire.job import Member, World
+from stoker.train.packing import decode_header, encode_header, pack
+from stoker.train.transfer import kinds_at_the_receiver, receive_state, send_state
+from stoker.wire.job import Member, WorldView
 
 pytestmark = pytest.mark.real
 CPU = torch.device("cpu")
 
 
-def two(store: str) -> World:
+def two(store: str) -> WorldView:
     members = tuple(Member(f"w{i}", "n", i, i, 2, 0, copy_state=i == 1) for i in range(2))
-    return World(1, members, 0, 0, store)
+    return WorldView(1, 2, members, 0, 0, store, all_receive=True)
 
 
 def state() -> dict[str, Any]:
@@ -33,6 +35,26 @@ def state() -> dict[str, Any]:
     }
 
 
+def transposed() -> dict[str, Any]:
+    """Tensors of 1 MiB, each of which has to be copied for it to be sent."""
+    return {"values": {"tensors": [torch.ones(512, 512).t() for _ in range(64)]}}
+
+
+def test_tensors_belong_where_the_source_has_them_and_those_of_modules_on_the_host() -> None:
+    """`meta` stands for an accelerator."""
+    model = torch.nn.Linear(1, 1, device="meta")
+    here, there = torch.ones(1), torch.ones(1, device="meta")
+    state = {
+        "modules": {"model": model.state_dict()},
+        "optimizers": {"optimizer": {"state": {0: {"step": here, "exp_avg": there}}}},
+        "values": {"mean": there, "counts": [here]},
+    }
+    tensors: list[torch.Tensor] = []
+    header = encode_header(pack(state, tensors), tensors, kinds_at_the_receiver(state))
+    _, described = decode_header(header)
+    assert [one.kind for one in described] == ["cpu", "cpu", "cpu", "meta", "meta", "cpu"]
+
+
 def newcomer(pipe: Connection, store: str) -> None:
     group = ProcessGroup(CPU, timeout_s=20, address="127.0.0.1")
     group.open(two(store), 1)
@@ -43,11 +65,12 @@ def newcomer(pipe: Connection, store: str) -> None:
         for a, b in zip(received["tensors"], wanted["tensors"], strict=True)
     ]
     pipe.send((same, received["step"]))
+    receive_state(two(store), CPU)
     dist.barrier()
     group.close()
 
 
-def test_tensors_of_every_type_arrive() -> None:
+def test_tensors_of_every_type_arrive_and_are_copied_one_at_a_time() -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     group = ProcessGroup(CPU, timeout_s=20, address="127.0.0.1")
@@ -59,6 +82,11 @@ def test_tensors_of_every_type_arrive() -> None:
         send_state(world, 0, state(), CPU)
         assert ours.poll(20)
         assert ours.recv() == ([True] * 9, (3, "x", None))
+        more = transposed()
+        reset_peak_memory(CPU)
+        before = memory_in_use_bytes(CPU)
+        send_state(world, 0, more, CPU)
+        assert peak_memory_bytes(CPU) - before < 32 << 20, "of 64 MiB"
         dist.barrier()
     finally:
         group.close()

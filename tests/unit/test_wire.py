@@ -10,9 +10,11 @@ import pytest
 
 from stoker.base.clock import SystemClock
 from stoker.errors import AccessDenied, EnvironmentProblem, MasterUnreachable, WireError
-from stoker.job.journal.port import NullJournal
-from stoker.job.machine import JobConfig, JobMachine
-from stoker.job.master import Master, listen
+from stoker.job.journal.memory import MemoryJournal
+from stoker.job.machine import JobConfig
+from stoker.job.master import Master, MasterConfig, listen
+from stoker.job.meeting import Meetings
+from stoker.job.overview import Overview
 from stoker.wire.frames import FrameCodec
 from stoker.wire.job import Directive, Hello, Join, NodeReport, Order, ToAgent, ToMaster, ToWorker
 from stoker.wire.stream import open_stream
@@ -49,15 +51,17 @@ def test_what_is_no_message_is_a_typed_error(raw: bytes) -> None:
 
 async def master_on_a_free_port() -> tuple[Master, int]:
     listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    config = MasterConfig(JobConfig(max_nodes=2), "secret", f"127.0.0.1:{port}", tick_s=0.05)
     master = Master(
-        JobMachine(JobConfig(max_nodes=2)),
+        config,
         clock=SystemClock(),
-        journal=NullJournal(),
-        token="secret",
-        tick_s=0.05,
+        journal=MemoryJournal(),
+        services=lambda _: {"meeting": Meetings()},
+        control=Overview,
     )
     await master.start(listener)
-    return master, listener.getsockname()[1]
+    return master, port
 
 
 async def answer(port: int, raw: bytes) -> bytes:
@@ -76,10 +80,13 @@ def test_a_master_that_is_spoken_to_wrongly_goes_on() -> None:
         auth = b"Authorization: Bearer secret\r\n"
         assert (await answer(port, b"GET /v1/status HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 401")
         assert (await answer(port, b"GET /v1/x HTTP/1.1\r\n" + auth + b"\r\n")).startswith(b"HTTP/1.1 404")
-        assert await answer(port, b"\x00\x01\x02" * 100) == b""
-        assert await answer(port, b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n") == b""
+        assert (await answer(port, b"\x00\x01\x02" * 100)).startswith((b"HTTP/1.1 400", b""))
+        assert (await answer(port, b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n")).startswith(
+            b"HTTP/1.1 431"
+        )
         assert await answer(port, b"") == b""
-        stream = b"GET /v1/stream HTTP/1.1\r\n" + auth + b"\r\n"
+        upgrade = b"Upgrade: stoker-frames/1\r\nConnection: Upgrade\r\n"
+        stream = b"GET /v1/stream HTTP/1.1\r\n" + auth + upgrade + b"\r\n"
         assert (await answer(port, stream + b"\xff\xff\xff\xff")).startswith(b"HTTP/1.1 101")
         assert (await answer(port, stream + b"\x00\x00\x00\x01\xc1")).startswith(b"HTTP/1.1 101")
         with pytest.raises(AccessDenied, match="refuses the job token"):
@@ -102,7 +109,7 @@ def test_one_stream_speaks_for_one_node() -> None:
         writer.write(to_master.encode(NodeReport(node="b", seq=1, workers=())))
         while await to_agent.read(reader) is not None:
             pass
-        assert "a" in master.machine.roster.gone, "its stream is closed, so it is lost"
+        assert "a" not in master.machine.roster.nodes, "its stream is closed, so it is lost"
         writer.close()
         await writer.wait_closed()
         await master.close()
@@ -116,6 +123,29 @@ def test_nobody_listens() -> None:
         port = free.getsockname()[1]
     with pytest.raises(MasterUnreachable, match=f"no master answers at 127.0.0.1:{port}"):
         asyncio.run(open_stream("127.0.0.1", port, "t", timeout_s=2))
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 101 Switch"])
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_master_that_dies_as_it_is_called_is_one_that_cannot_be_reached(
+    said: bytes, is_reset: bool
+) -> None:
+    """And not one that talks nonsense: the agent goes on looking for its successor."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await writer.drain()
+        if is_reset:
+            writer.transport.abort()
+        writer.close()
+
+    async def story() -> None:
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        async with server:
+            with pytest.raises(MasterUnreachable, match="hung up"):
+                await open_stream("127.0.0.1", server.sockets[0].getsockname()[1], "t", timeout_s=5)
+
+    asyncio.run(story())
 
 
 def test_a_port_in_use_names_the_mend() -> None:

@@ -3,94 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from stoker.agent import core as decisions
+from stoker.agent.checks import checker_of
 from stoker.agent.core import NodeCore
-from stoker.agent.environment import free_port, worker_environment
-from stoker.agent.output import StreamChoice, WorkerOutput
-from stoker.agent.workers import WorkerChannel
+from stoker.agent.duties import Duties
+from stoker.agent.environment import worker_environment
+from stoker.agent.exits import MESSAGE_CHARACTERS, ExitFactsReader
+from stoker.agent.exits_signs import shortened
+from stoker.agent.link import COALESCE_S, AgentConfig, MasterLink
+from stoker.agent.output import WorkerOutput
+from stoker.agent.resources import belongs_to, process_state
+from stoker.agent.running import RunningWorker, WorkerFiles
+from stoker.agent.stops import StopWatch
+from stoker.agent.workers import WorkerChannel, socket_path
+from stoker.agent.writers import WriterThread
 from stoker.base.clock import Clock
 from stoker.base.ids import new_id
-from stoker.errors import EnvironmentProblem, MasterUnreachable, WireError
-from stoker.platform.port import Platform, Process
-from stoker.settings import Timeouts
-from stoker.wire.frames import FrameCodec
-from stoker.wire.job import Directive, Join, Outcome, Refused, ToAgent, WorkerExit, WorkerSpec, WorkerState
-from stoker.wire.stream import open_stream
+from stoker.errors import EnvironmentProblem, WireError
+from stoker.platform.memory import MemoryLimits
+from stoker.platform.port import Platform
+from stoker.wire.job import (
+    Call,
+    Outcome,
+    WorkerSpec,
+    WorkerState,
+)
 
 log = logging.getLogger("stoker.agent")
-COALESCE_S = 0.05
-
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """What an agent needs to know."""
-
-    master_host: str
-    master_port: int
-    token: str
-    command: Sequence[str]
-    """argv of a worker."""
-    slots: int
-    host: str
-    address: str
-    """Where other nodes reach this one."""
-    run_id: str
-    log_dir: Path
-    runtime_dir: Path
-    environment: Mapping[str, str]
-    """Base environment of the workers."""
-    extra: Mapping[str, str] = field(default_factory=dict)
-    """Variables that override it."""
-    rank_hint: int = -1
-    timeouts: Timeouts = Timeouts()
-    redirects: StreamChoice = StreamChoice("--redirects", "0")
-    tee: StreamChoice = StreamChoice("--tee", "0")
-    show: Callable[[int, str, bytes], None] | None = None
-    """`show(rank, stream, line)`: a line for the console."""
-
-
-@dataclass
-class _Running:
-    process: Process
-    output: WorkerOutput
-    failure: str = ""
-    kill_timer: asyncio.TimerHandle | None = None
+STOPPED = ("T", "t")
+"""State letters of a process that is stopped: by a signal, by a debugger."""
+UNKILLABLE_S = 30.0
+"""Seconds after SIGKILL in which a process ends unless the kernel itself waits for something (state D)."""
 
 
 class Agent:
     """Runs a node's workers until the job ends."""
 
-    def __init__(self, config: AgentConfig, platform: Platform, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        platform: Platform,
+        clock: Clock,
+        *,
+        killed: asyncio.Event | None = None,
+    ) -> None:
+        """`killed` is set by `kill`."""
         self.config = config
         self.platform = platform
         self.clock = clock
-        self.core = NodeCore(new_id("node"))
-        self._codec: FrameCodec[ToAgent] = FrameCodec(ToAgent)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, RunningWorker] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._writer: asyncio.StreamWriter | None = None
-        self._flush: asyncio.TimerHandle | None = None
-        self._flush_at = 0.0
-        self._spare_port = 0
+        self._exits = ExitFactsReader(watched=(config.log_dir,))
+        self._limits = MemoryLimits()
+        self._files = WriterThread("stoker-files")
+        self._is_stuck = False
+        self._stops = StopWatch(self._on_run_state, self._on_run_state)
+        self.link = MasterLink(
+            config, clock, NodeCore(new_id("node")), apply=self._apply, is_idle=self._idle.is_set
+        )
+        self.link.on_beat = self._on_beat
+        self._duties = Duties(
+            config.log_dir,
+            clock,
+            workers=lambda: {name: running.target for name, running in self._running.items()},
+            send=self.link.send,
+            checker=checker_of(config),
+        )
+        self.link.on_task = self._duties.take
+        self._killed = killed if killed is not None else asyncio.Event()
         self.late_failure = ""
         """Last words of a worker that failed after the run had succeeded."""
         self._done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        path = config.runtime_dir / f"agent-{os.getpid()}-{new_id('s')[2:]}.sock"
         self._channel = WorkerChannel(
-            path, on_hello=self._on_hello, on_state=self._on_state, on_failure=self._on_failure
+            socket_path(config.runtime_dir),
+            on_hello=self._on_hello,
+            on_state=self._on_state,
+            on_failure=self._on_failure,
+            on_call=self._on_call,
         )
+
+    @property
+    def core(self) -> NodeCore:
+        return self.link.core
 
     async def run(self) -> Outcome | None:
         """Until the job ends (its outcome) or this node has left it (None).
@@ -99,140 +97,70 @@ class Agent:
         it refuses this node.
         """
         await self._channel.start()
+        self._stops.start()
+        self._duties.start()
         try:
             while True:
-                reader = await self._connect()
+                reader = await self.link.connect(self._done)
                 if reader is None:
-                    return None
-                outcome = await self._session(reader)
+                    return self._done.result() if self._done.done() else None
+                refused = await self.link.session(reader, self._done)
                 if self._done.done():
                     return self._done.result()
-                if outcome is not None:
-                    raise WireError(f"the master refuses this node: {outcome}")
-                log.warning("lost the master: workers are stopped, joining again as a new node")
-                self._apply(self.core.on_stream_lost())
-                await self._wait_for_workers()
-                if self.core.leaving:
-                    return None
-                self.core = NodeCore(new_id("node"))
+                if self.core.directive.outcome is not None:
+                    left = len(self._running)
+                    still = f"{left} workers that still run" if left > 1 else "a worker that still runs"
+                    log.info("the training has ended; waiting for %s", still)
+                elif refused is None:
+                    log.warning("lost the master; the workers go on, looking for it")
+                elif not self.core.was_taken:
+                    raise WireError(f"the master refuses this node: {refused.why}")
+                elif refused.is_stranger:
+                    log.warning("%s; the workers go on, looking for their own master", refused.why)
+                    await self.link.bear_with_a_stranger(refused.why)
+                else:
+                    log.warning("%s; its workers are stopped, joining again", refused.why)
+                    self._apply(self.core.stop_all())
+                    await self._idle.wait()
+                    if self.core.leaving:
+                        return None
+                    self.link.core = NodeCore(new_id("node"))
         finally:
             self._apply(self.core.stop_all())
-            await self._wait_for_workers()
+            await self._idle.wait()
+            await self._flush()
+            self._duties.close()
+            self._stops.close()
+            self._limits.close()
             await self._channel.close()
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it is to end at once."""
+        return self._killed.is_set()
 
     def leave(self, why: str) -> None:
         """Ask to leave the job in good order."""
-        self.core.leaving = why
-        self._report_soon(0.0)
+        self._apply(self.core.leave(why))
+        self.link.report_soon(0.0)
 
     def kill(self) -> None:
-        """End every worker now, and wait for nobody."""
+        """End every worker now; `run` returns once they are gone, or given up after UNKILLABLE_S."""
+        self._killed.set()
         self._apply(self.core.stop_all())
-        if self.core.leaving and not self._done.done():
+        if not self._done.done():
             self._done.set_result(None)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the running workers."""
+        """Process ids of the running workers, as they were started: each leads a session of its own."""
         return {name: running.process.pid for name, running in self._running.items()}
 
-    # -- the master ---------------------------------------------------------------------------------------
-
-    async def _connect(self) -> asyncio.StreamReader | None:
-        """Reach the master; None when this node is to leave before it did."""
-        config = self.config
-        deadline = self.clock.now() + config.timeouts.user_s
-        said = False
-        while not self.core.leaving:
-            try:
-                reader, self._writer = await open_stream(
-                    config.master_host,
-                    config.master_port,
-                    config.token,
-                    timeout_s=config.timeouts.beat_timeout_s,
-                )
-                return reader
-            except MasterUnreachable as error:
-                if self.clock.now() > deadline:
-                    raise MasterUnreachable(
-                        f"{error}, for {config.timeouts.user_s:.0f} s: start the job with node rank 0 first, and "
-                        "check --rdzv-endpoint"
-                    ) from None
-                if not said:
-                    log.info("waiting for the master at %s:%s", config.master_host, config.master_port)
-                    said = True
-                await asyncio.sleep(0.2)
-        return None
-
-    async def _session(self, reader: asyncio.StreamReader) -> str | None:
-        """Speak with the master until the job ends or the stream breaks; returns why it refused this node."""
-        config = self.config
-        self._spare_port = free_port(config.address)
-        self._send(
-            Join(
-                node=self.core.node,
-                job=config.run_id,
-                host=config.host,
-                address=config.address,
-                slots=config.slots,
-                rank_hint=config.rank_hint,
-            )
-        )
-        self._report()
-        beating = asyncio.create_task(self._beat(), name="agent-beat")
-        reading = asyncio.create_task(self._read(reader), name="agent-read")
-        try:
-            waited: set[asyncio.Future[Any]] = {reading, self._done}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            return await reading if reading.done() else None
-        finally:
-            for task in (beating, reading):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
-
-    async def _read(self, reader: asyncio.StreamReader) -> str | None:
-        """Take directives, which the master repeats all the time: one that is silent for the whole timeout is lost."""
-        with contextlib.suppress(TimeoutError):
-            while True:
-                async with asyncio.timeout(self.config.timeouts.user_s):
-                    message = await self._codec.read(reader)
-                if message is None:
-                    return None
-                if isinstance(message, Refused):
-                    return message.why
-                assert isinstance(message, Directive)
-                self._apply(self.core.on_directive(message))
-        return None
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self.config.timeouts.beat_interval_s)
-            self._report()
-
-    def _report_soon(self, delay_s: float) -> None:
-        """Send a report after at most `delay_s`; several changes go into one."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + delay_s
-        if self._flush is not None:
-            if self._flush_at <= at:
-                return
-            self._flush.cancel()
-        self._flush_at = at
-        self._flush = loop.call_at(at, self._report)
-
-    def _report(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        self._send(self.core.report(self._spare_port))
-
-    def _send(self, message: msgspec.Struct) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(self._codec.encode(message))
+    async def _flush(self) -> None:
+        """Have the workers' files written out, within the user's timeout."""
+        if not await self._files.flush(self.config.timeouts.user_s, self._killed):
+            log.warning("the end of the workers' output is not kept: %s takes nothing", self.config.log_dir)
+        self._files.close()
 
     # -- workers ------------------------------------------------------------------------------------------
 
@@ -245,6 +173,10 @@ class Agent:
                     self._stop(worker, at_once=at_once)
                 case decisions.GiveOrder(worker, order):
                     self._channel.give(worker, order)
+                case decisions.GiveAnswer(worker, answer):
+                    self._channel.give(worker, answer)
+                case decisions.PassCall(call):
+                    self.link.send(call)
                 case decisions.Leave(outcome):
                     if not self._done.done():
                         self._done.set_result(outcome)
@@ -252,114 +184,164 @@ class Agent:
     def _spawn(self, spec: WorkerSpec) -> None:
         config = self.config
         folder = config.log_dir / self.core.node / spec.worker
-        output = WorkerOutput(folder, spec.slot, lambda stream, line: self._show(spec, stream, line))
+        files = WorkerFiles.of(config.runtime_dir, self.core.node, spec.worker)
+        output = WorkerOutput(
+            folder, self._files, lambda stream, lines: self._show(spec, stream, lines), config.shown
+        )
         environment = worker_environment(
             config.environment,
             spec,
             run_id=config.run_id,
             address=config.address,
             agent_socket=str(self._channel.path),
-            error_file=str(folder / "error.json"),
+            error_file=str(files.error),
             timeout_s=config.timeouts.user_s,
             extra=config.extra,
+            by_slot=config.slot_environments,
         )
+        environment["STOKER_STACK_FILE"] = str(files.stacks)
+        memory = self._limits.prepare(spec.worker, spec.memory_bytes) if spec.memory_bytes else None
         try:
             process = self.platform.start(
                 config.command,
                 environment,
                 on_output=output.feed,
                 on_exit=lambda code, signal_number: self._on_exit(spec.worker, code, signal_number),
+                before_exec=memory.before_exec if memory is not None else lambda: None,
             )
         except EnvironmentProblem as error:
             output.close()
-            self.core.problem = str(error)
-            self._report_soon(0.0)
+            if memory is not None:
+                memory.close()
+            self._apply(self.core.on_not_started(spec.worker, str(error)))
+            self.link.report_soon(0.0)
             return
-        self._running[spec.worker] = _Running(process, output)
+        output.reads_from(process)
+        self._running[spec.worker] = RunningWorker(process, output, files, memory)
+        self._stops.watch(process.pid)
         self._idle.clear()
         self.core.on_spawned(spec.worker, process.pid)
-        self._spare_port = free_port(config.address)
-        self._report_soon(COALESCE_S)
+        self.link.renew_port()
+        self.link.report_soon(COALESCE_S)
 
     def _stop(self, worker: str, *, at_once: bool) -> None:
         running = self._running.get(worker)
         if running is None:
             return
         if at_once:
-            running.process.signal(signal.SIGKILL)
+            self._kill(worker, running)
             return
         running.process.signal(signal.SIGTERM)
         loop = asyncio.get_running_loop()
-        grace_s = self.config.timeouts.stop_grace_s
-        running.kill_timer = loop.call_later(grace_s, running.process.signal, signal.SIGKILL)
+        running.kill_timer = loop.call_later(self.config.timeouts.stop_grace_s, self._kill, worker, running)
 
-    def _show(self, spec: WorkerSpec, stream: str, line: bytes) -> None:
+    def _kill(self, worker: str, running: RunningWorker) -> None:
+        running.process.signal(signal.SIGKILL)
+        if running.give_up_timer is None:
+            loop = asyncio.get_running_loop()
+            running.give_up_timer = loop.call_later(UNKILLABLE_S, self._give_up, worker, running)
+
+    def _give_up(self, worker: str, running: RunningWorker) -> None:
+        """Nobody can end it, and nobody shall wait for it."""
+        pid = running.process.pid
+        log.error(
+            "%s: process %d cannot be killed (state %s): a driver or file system holds it; it is left behind",
+            worker,
+            pid,
+            process_state(pid) or "unknown",
+        )
+        self._on_exit(worker, None, signal.SIGKILL)
+
+    def _show(self, spec: WorkerSpec, stream: str, lines: list[bytes]) -> None:
         config = self.config
         hidden = config.redirects.has(spec.slot, stream) and not config.tee.has(spec.slot, stream)
         if config.show is not None and not hidden:
-            config.show(self.rank_of(spec), stream, line)
+            config.show(self.rank_of(spec), stream, lines)
 
     def rank_of(self, spec: WorkerSpec) -> int:
         """The worker's rank in the current world, or the one it was started with."""
         world = self.core.directive.world
-        members = world.members if world is not None else ()
-        return next((m.rank for m in members if m.worker == spec.worker), spec.rank)
+        member = world.member(spec.worker) if world is not None else None
+        return member.rank if member is not None else spec.rank
 
     def _on_exit(self, worker: str, code: int | None, signal_number: int | None) -> None:
-        running = self._running.pop(worker)
-        if running.kill_timer is not None:
-            running.kill_timer.cancel()
-        running.output.close()
-        if running.output.lost:
-            log.warning("%s", running.output.lost)
-        failed = code != 0
-        outcome = self.core.directive.outcome
-        said = running.failure or _error_file(running.output.folder) or running.output.last_traceback()
-        words = said or running.output.last_lines()
-        if signal_number == signal.SIGABRT and said:
-            # An exception, whose exit PyTorch then aborts because a process group is still there.
-            code, signal_number = 1, None
-        ended = WorkerExit(
-            code=code,
-            signal=signal_number,
-            message=words if failed else "",
+        running = self._running.pop(worker, None)
+        if running is None:
+            return  # it had been given up
+        self._stops.forget(running.process.pid)
+        ended = self._exits.read(
+            code,
+            signal_number,
+            said=running.failure or running.files.read_error(),
+            tail=running.output.tail(),
+            memory=running.memory,
+            now=self.clock.now(),
             wall_s=self.clock.wall(),
         )
+        running.close()
+        if running.memory is not None:
+            running.memory.close()
+        failed, words, outcome = ended.code != 0, ended.message, self.core.directive.outcome
         was_released = outcome is not None and outcome.success and not self.core.is_stopping(worker)
         if failed and was_released and not self.late_failure:
-            self.late_failure = words or f"{worker} ended with {code if code is not None else signal_number}"
+            self.late_failure = (
+                words or f"{worker} ended with {ended.code if ended.code is not None else ended.signal}"
+            )
         self._apply(self.core.on_exit(worker, ended))
-        self._report_soon(0.0)
+        self.link.report_soon(0.0)
         if not self._running:
             self._idle.set()
 
-    def _on_hello(self, worker: str) -> None:
+    def _on_hello(self, worker: str, pid: int) -> None:
+        running = self._running.get(worker)
+        if running is not None:
+            is_below = pid != running.process.pid and belongs_to(pid, running.process.pid)
+            running.speaker_pid = pid if is_below else 0
+            self.core.on_spawned(worker, running.pid)
         self._apply(self.core.on_hello(worker))
-        self._report_soon(COALESCE_S)
+        self.link.report_soon(COALESCE_S)
 
     def _on_state(self, worker: str, state: WorkerState) -> None:
         known = self.core.workers.get(worker)
         only_commits = known is not None and known.state.phase == state.phase == "member"
         self._apply(self.core.on_state(worker, state))
-        self._report_soon(COALESCE_S if only_commits else 0.0)
+        least_s = max(COALESCE_S, self.core.directive.report_interval_s)
+        self.link.report_soon(least_s if only_commits else 0.0)
+
+    def _on_run_state(self, pid: int) -> None:
+        """A process that this agent has started was stopped, or goes on."""
+        for worker, running in self._running.items():
+            if running.process.pid == pid:
+                self._look_at(worker, running)
+                self.link.report_soon(0.0)
+
+    def _on_beat(self) -> None:
+        """The kernel tells of children that are stopped, but not of those that they have started, nor of those that a
+        debugger holds."""
+        now = self.clock.now()
+        self._exits.tick(now)
+        silence_s = self.config.timeouts.beat_timeout_s / 2
+        for worker, running in self._running.items():
+            self._look_at(worker, running)
+        stuck_s = max((running.output.stuck_s() for running in self._running.values()), default=0.0)
+        if stuck_s > silence_s and not self._is_stuck:
+            log.warning(
+                "%s has taken nothing for %.0f s: workers that print wait for it",
+                self.config.log_dir,
+                stuck_s,
+            )
+        self._is_stuck = stuck_s > silence_s
+
+    def _look_at(self, worker: str, running: RunningWorker) -> None:
+        if process_state(running.pid) in STOPPED:
+            self._apply(self.core.on_stopped(worker, self.clock.now()))
+        else:
+            self._apply(self.core.on_continued(worker))
+
+    def _on_call(self, worker: str, call: Call) -> None:
+        self._apply(self.core.on_call(worker, call))
 
     def _on_failure(self, worker: str, message: str) -> None:
         running = self._running.get(worker)
         if running is not None:
-            running.failure = message
-
-    async def _wait_for_workers(self) -> None:
-        await self._idle.wait()
-
-
-def _error_file(folder: Path) -> str:
-    """What torch's `@record` wrote, if the script uses it."""
-    try:
-        raw = msgspec.json.decode((folder / "error.json").read_bytes())
-        message = raw["message"]
-        if isinstance(message, str):
-            return message
-        extra = message.get("extraInfo", {})
-        return str(extra.get("py_callstack") or message.get("message", ""))
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return ""
+            running.failure = shortened(message, MESSAGE_CHARACTERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stoker.wire.job import WorkerSpec
 
@@ -22,8 +22,9 @@ def worker_environment(
     error_file: str,
     timeout_s: float,
     extra: Mapping[str, str],
+    by_slot: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, str]:
-    """What torchrun gives its workers (same names, same meaning), then `STOKER_*`."""
+    """What torchrun gives its workers (same names, same meaning), then `STOKER_*`, `extra` and those of its slot."""
     variables = {
         "RANK": spec.rank,
         "LOCAL_RANK": spec.local_rank,
@@ -50,15 +51,37 @@ def worker_environment(
     result.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     result.setdefault("PYTHONUNBUFFERED", "1")
     result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns with a page of frames for each lost peer
-    interface = interface_of(address)
-    if interface is not None:
-        # Else Gloo asks for the address of the host's name, which may be one that no other host can reach.
-        result.setdefault("GLOO_SOCKET_IFNAME", interface)
+    _name_interface(result, address)
     if spec.local_world_size > 1:
         # As torchrun does: several workers that each start a thread per core slow each other down.
         result.setdefault("OMP_NUM_THREADS", "1")
     result.update(extra)
+    if by_slot:
+        result.update(by_slot[spec.slot % len(by_slot)])
     return result
+
+
+def check_environment(
+    base: Mapping[str, str],
+    *,
+    address: str,
+    extra: Mapping[str, str],
+    by_slot: Mapping[str, str],
+) -> dict[str, str]:
+    """What the program of the node check gets: network and device are those of a worker of that slot."""
+    result = dict(base)
+    result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    _name_interface(result, address)
+    result.update(extra)
+    result.update(by_slot)
+    return result
+
+
+def _name_interface(environment: dict[str, str], address: str) -> None:
+    """Else Gloo asks for the address of the host's name, which may be one that no other host can reach."""
+    interface = interface_of(address)
+    if interface is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_of(address: str) -> str | None:

@@ -89,7 +89,8 @@ class EmbeddedCache:
             "tokens": [] if self._token is None else [self._token],
         }
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "stoker.cache.server.process"],
+            # -P: a user's own queue.py or http.py is not Python's
+            [sys.executable, "-P", "-m", "stoker.cache.server.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -173,6 +173,11 @@ def describe(endpoint: str, status: CacheStatus) -> str:
         f"requests  {bucket.origin}"
         for bucket in status.buckets
     ]
+    lines += [
+        f"  {bucket.name}: its origin has failed again and again, and is left alone for a while"
+        for bucket in status.buckets
+        if bucket.origin_state != "closed"
+    ]
     lines += [f"  note: {note}" for note in status.notes]
     return "\n".join(lines)
 

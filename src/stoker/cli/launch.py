@@ -3,70 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from stoker.agent.agent import Agent, AgentConfig
-from stoker.agent.output import StreamChoice
+from stoker.agent.accelerators import AUTO
+from stoker.agent.agent import Agent
+from stoker.agent.console import Console
+from stoker.agent.link import AgentConfig
 from stoker.base.clock import SystemClock
 from stoker.base.ids import new_token
 from stoker.cache.embedded import EmbeddedCache
-from stoker.cli.endpoint import Endpoint, JobToken, Nodes, address_towards, is_this_machine, token_of
-from stoker.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    ConfigError,
-    EnvironmentProblem,
-)
-from stoker.job.journal.sqlite import SqliteJournal
-from stoker.job.machine import JobConfig, JobMachine
-from stoker.job.master import Master, listen
+from stoker.cli.endpoint import JobToken, token_of
+from stoker.cli.hosting import Hosting, Steering, host_master
+from stoker.cli.options import Launch
+from stoker.cli.run_logs import audited, log_folder
+from stoker.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentProblem
+from stoker.platform.group_guard import GroupGuard
 from stoker.platform.local import LocalPlatform
-from stoker.settings import Timeouts, cache_settings, environment, runtime_dir
+from stoker.platform.programs import require_program
+from stoker.settings import cache_settings, environment, runtime_dir
 from stoker.wire.job import Outcome
 
 log = logging.getLogger("stoker")
 TERMINATED = 128 + signal.SIGTERM
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A whole `stoker run`, as its flags say."""
-
-    command: list[str]
-    nodes: Nodes
-    slots: int
-    endpoint: Endpoint
-    timeouts: Timeouts
-    node_rank: int | None = None
-    local_address: str | None = None
-    job: str = "none"
-    max_restarts: int | None = None
-    log_dir: str = "stoker-logs"
-    tee: StreamChoice = StreamChoice("--tee", "0")
-    redirects: StreamChoice = StreamChoice("--redirects", "0")
-    token_file: str | None = None
-    buckets: dict[str, str] = field(default_factory=dict)
-    cache_dir: str | None = None
-    cache_capacity_bytes: int | None = None
-    cache_endpoint: str | None = None
-    no_cache: bool = False
-    checkpoint_dir: str | None = None
-    checkpoint_every: int = 100
-    audit: bool = False
-    show: Callable[[int, str, bytes], None] | None = None
-    """Where worker lines go; None: to this process's own output, with the rank in front."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """More variables for the workers."""
-    on_start: Callable[[Agent, Master | None], None] | None = None
-    """Called once everything runs."""
 
 
 @dataclass(frozen=True)
@@ -82,126 +48,122 @@ class CachePart:
 
 
 async def run_job(launch: Launch) -> int:
-    """Run this node's part of the job; returns the exit code."""
-    folder = _log_folder(launch.log_dir)
-    token = token_of(launch.endpoint, launch.token_file)
-    master, port = await _start_master(launch, token, folder)
-    cache = None
+    """Run this node's part of the job; returns the exit code.
+
+    Raises ConfigError, EnvironmentProblem (also for a program that is not there), MasterUnreachable and their like.
+    """
+    require_program(launch.command[0], {**environment(), **launch.environment})
+    folder = log_folder(launch.log_dir)
+    console = Console() if launch.show is None else None
+    if console is not None:
+        console.take_logs()
+    killed = asyncio.Event()
+    try:
+        return await _run_with(launch, folder, console, killed)
+    finally:
+        if console is not None:
+            await console.close(launch.timeouts.user_s, killed)
+
+
+async def _run_with(launch: Launch, folder: Path, console: Console | None, killed: asyncio.Event) -> int:
+    """Everything between the console's beginning and its end; `killed` is set when there is a hurry to end."""
+    token = token_of(launch.endpoint, launch.token_file, shared_journal=launch.journal_is_shared)
+    hosting = await host_master(launch, token, folder)
+    cache, guard = None, GroupGuard()
     try:
         cache = _start_cache(launch)
-        agent = Agent(_agent_config(launch, token, port, folder, cache), LocalPlatform(), SystemClock())
-        _on_signals(agent, master)
+        config = _agent_config(launch, token, hosting, folder, cache, console)
+        agent = Agent(config, LocalPlatform(guard), SystemClock(), killed=killed)
+        if hosting.process is not None:
+            first = agent.core.node
+            hosting.process.has_taken_part = lambda: agent.core.was_taken or agent.core.node != first
+        steer = Steering(launch, agent, hosting, token)
+        steer.on_signals()
+        hosting.start()
         if launch.on_start is not None:
-            launch.on_start(agent, master)
-        outcome = await _agent_until_end(agent, master)
-        if master is not None:
-            await master.close(grace_s=launch.timeouts.beat_timeout_s)
+            launch.on_start(agent)
+        outcome = await _until_end(agent, hosting, launch.timeouts.beat_timeout_s)
+        if outcome is None and steer.exit_code:
+            log.error("interrupted: the workers were ended at once")
+            return steer.exit_code
+        if hosting.process is not None:
             token.forget()
-        return _verdict(outcome, agent, folder, launch)
+        return _verdict(outcome, agent, folder, launch, _say if console is None else console.say)
     finally:
+        guard.close()
+        await hosting.close()
         if cache is not None:
             cache.stop()
 
 
-async def _agent_until_end(agent: Agent, master: Master | None) -> Outcome | None:
-    outcome = await agent.run()
-    if master is not None and outcome is None:
+async def _until_end(agent: Agent, hosting: Hosting, patience_s: float) -> Outcome | None:
+    """Until the job has ended, or this node has left it and is not needed for its master either."""
+    running = asyncio.create_task(agent.run(), name="agent")
+    master, missed = hosting.process, None
+    try:
+        if master is not None:
+            ends: list[asyncio.Future[Any]] = [running, master.ended]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if master.ended.done() and agent.core.directive.outcome is None:
+                ended = await master.wait()  # raises why there will be no more master
+                if ended is not None and await _has_missed_end(agent, running, ended, patience_s):
+                    missed = ended
+        outcome = await running or (None if agent.is_killed else missed)
+    finally:
+        if not running.done():
+            agent.kill()
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+    master = hosting.process
+    if master is None or agent.is_killed:
+        return outcome
+    if outcome is None and not hosting.may_be_left:
+        log.info("this node has left the job; its master stays until the job ends")
         return await master.wait()
+    if hosting.may_be_left:
+        master.retire(at_once=outcome is None)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(master.wait(), hosting.grace_s)
     return outcome
 
 
-def _verdict(outcome: Outcome | None, agent: Agent, folder: Path, launch: Launch) -> int:
+async def _has_missed_end(
+    agent: Agent, running: asyncio.Task[Outcome | None], ended: Outcome, patience_s: float
+) -> bool:
+    """Whether an agent has not heard of the end from a master, and is told to go.
+
+    It was away from the others while the job ended, and by now they have gone. The master here, which was next, has
+    found in the journal that it is over, and no node that it could tell.
+    """
+    if agent.core.directive.outcome is None:
+        await asyncio.wait([running], timeout=patience_s)
+    if running.done() or agent.core.directive.outcome is not None:
+        return False
+    log.warning("the job has ended while this node did not reach its master: %s", ended.why)
+    agent.leave("the job has ended")
+    return True
+
+
+def _verdict(
+    outcome: Outcome | None, agent: Agent, folder: Path, launch: Launch, say: Callable[[str], None]
+) -> int:
     """Say how it ended: the first error of the run is what the user sees."""
     if outcome is None:
         log.info("this node has left the job")
         return EXIT_OK
     if outcome.success and not agent.late_failure:
-        return _audit(folder) if launch.audit else EXIT_OK
+        return audited(folder, "nodes") if launch.audit else EXIT_OK
     if outcome.success:
-        print(agent.late_failure, file=sys.stderr)
+        say(f"{agent.late_failure}\n")
         log.error("a worker failed after the training had ended; its output is in %s", folder)
         return 1
     if outcome.error:
-        print(outcome.error.rstrip(), file=sys.stderr)
+        say(f"{outcome.error.rstrip()}\n")
     log.error("the run failed: %s", outcome.why)
     if outcome.exit_code not in (EXIT_INTERRUPTED, TERMINATED):
         log.error("the output of every worker is in %s", folder)
     return outcome.exit_code
-
-
-def _audit(folder: Path) -> int:
-    from stoker.data.audit import audit_known
-    from stoker.data.ledger import read_ledgers
-
-    report = audit_known(list(read_ledgers(folder / "audit")))
-    if report.unseen_steps:
-        log.warning(
-            "audit: this node's workers read only a part of %d steps; bring %s of all nodes together to check",
-            report.unseen_steps,
-            folder / "audit",
-        )
-        return EXIT_OK
-    log.info(
-        "audit: %d steps in %d generations, %d done again; records missed %d, repeated %d",
-        report.steps,
-        report.generations,
-        report.steps_lost,
-        report.missed,
-        report.repeated,
-    )
-    return EXIT_OK if report.missed == report.repeated == 0 else 1
-
-
-def _log_folder(base: str) -> Path:
-    folder = Path(base) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot make the log folder {folder}: {error.strerror}; see --log-dir"
-        ) from None
-    return folder.resolve()
-
-
-async def _start_master(launch: Launch, token: JobToken, folder: Path) -> tuple[Master | None, int]:
-    """Become the master where this node may and nobody is; returns it and the port."""
-    endpoint = launch.endpoint
-    may_start = launch.node_rank == 0 or (launch.node_rank is None and is_this_machine(endpoint.host))
-    if not may_start:
-        if endpoint.port == 0:
-            raise ConfigError("--node-rank above 0 needs --rdzv-endpoint HOST:PORT of the node with rank 0")
-        return None, endpoint.port
-    try:
-        listener = listen(endpoint.host, endpoint.port)
-    except EnvironmentProblem:
-        if endpoint.port != 0 and launch.nodes.maximum > 1 and await _answers(endpoint):
-            return None, endpoint.port
-        raise
-    machine = JobMachine(
-        JobConfig(
-            job=launch.job,
-            min_nodes=launch.nodes.minimum,
-            max_nodes=launch.nodes.maximum,
-            max_restarts=launch.max_restarts,
-            timeout_s=launch.timeouts.user_s,
-            beat_timeout_s=launch.timeouts.beat_timeout_s,
-            park_s=launch.timeouts.park_s,
-            last_call_s=launch.timeouts.last_call_s,
-        )
-    )
-    journal = SqliteJournal(folder / "events.db")
-    master = Master(machine, clock=SystemClock(), journal=journal, token=token.value)
-    await master.start(listener)
-    return master, int(listener.getsockname()[1])
-
-
-async def _answers(endpoint: Endpoint) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 def _start_cache(launch: Launch) -> CachePart | None:
@@ -213,7 +175,8 @@ def _start_cache(launch: Launch) -> CachePart | None:
         return None
     settings = cache_settings()
     token = new_token()
-    capacity = launch.cache_capacity_bytes or settings.capacity_bytes
+    given = launch.cache_capacity_bytes
+    capacity = settings.capacity_bytes if given is None else given
     directory = Path(launch.cache_dir) if launch.cache_dir else settings.directory
     cache = EmbeddedCache(directory, capacity, launch.buckets, token)
     try:
@@ -228,11 +191,15 @@ def _start_cache(launch: Launch) -> CachePart | None:
 
 
 def _agent_config(
-    launch: Launch, token: JobToken, port: int, folder: Path, cache: CachePart | None
+    launch: Launch,
+    token: JobToken,
+    hosting: Hosting,
+    folder: Path,
+    cache: CachePart | None,
+    console: Console | None,
 ) -> AgentConfig:
     extra = dict(launch.environment)
-    address = launch.local_address or address_towards(launch.endpoint)
-    extra["STOKER_NODE_ADDRESS"] = address
+    extra["STOKER_NODE_ADDRESS"] = hosting.address
     if cache is not None:
         extra["STOKER_CACHE_ENDPOINT"] = cache.url
         extra["STOKER_CACHE_TOKEN"] = cache.token
@@ -241,51 +208,49 @@ def _agent_config(
     if launch.checkpoint_dir is not None:
         extra["STOKER_CHECKPOINT_DIR"] = str(Path(launch.checkpoint_dir).resolve())
         extra["STOKER_CHECKPOINT_EVERY"] = str(launch.checkpoint_every)
+    extra["STOKER_ACCELERATOR"] = launch.accelerator
+    if launch.auto_tune:
+        extra["STOKER_AUTO_TUNE"] = "1"
     if launch.audit:
         extra["STOKER_AUDIT_DIR"] = str(folder / "audit")
-    host = "127.0.0.1" if launch.endpoint.host in ("0.0.0.0", "::") else launch.endpoint.host
     return AgentConfig(
-        master_host=host,
-        master_port=port,
+        locate=hosting.locate,
+        moved=hosting.moved,
         token=token.value,
         command=launch.command,
         slots=launch.slots,
-        host=socket.gethostname(),
-        address=address,
+        host=launch.host or socket.gethostname(),
+        address=hosting.address,
         run_id=launch.job,
         log_dir=folder,
         runtime_dir=runtime_dir(),
         environment=environment(),
         extra=extra,
+        slot_environments=launch.slot_environments,
+        device="" if launch.accelerator == AUTO else launch.accelerator,
         rank_hint=-1 if launch.node_rank is None else launch.node_rank,
         timeouts=launch.timeouts,
         redirects=launch.redirects,
         tee=launch.tee,
-        show=launch.show or _to_console,
+        show=console.show if console is not None else _one_by_one(launch.show),
+        shown=console.outlets if console is not None else (),
     )
 
 
-def _to_console(rank: int, stream: str, line: bytes) -> None:
-    target = sys.stdout if stream == "stdout" else sys.stderr
-    target.buffer.write(b"[rank %d] %s\n" % (rank, line))
-    target.flush()
+def _one_by_one(
+    show: Callable[[int, str, bytes], None] | None,
+) -> Callable[[int, str, Sequence[bytes]], None] | None:
+    """For whoever wants to be shown each line."""
+    if show is None:
+        return None
+
+    def show_all(rank: int, stream: str, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            show(rank, stream, line)
+
+    return show_all
 
 
-def _on_signals(agent: Agent, master: Master | None) -> None:
-    """The first Ctrl-C ends the run in good order, the second at once."""
-    seen: list[int] = []
-
-    def handle(number: signal.Signals) -> None:
-        seen.append(number)
-        if len(seen) > 1:
-            agent.kill()
-            return
-        why = f"interrupted by {number.name}"
-        if master is not None:
-            master.stop(why, 128 + number)
-        else:
-            agent.leave(why)
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, handle, number)
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 
 from stoker import __version__
-from stoker.cli.cache import add_cache_parser
-from stoker.cli.demo import add_demo_parser
-from stoker.cli.run import add_run_parser
 from stoker.errors import EXIT_INTERRUPTED, EXIT_USAGE, StokerError
 
 EPILOG = """\
 examples:
   stoker demo                                   train, kill a worker, watch the run go on
   stoker run --nproc-per-node 4 train.py        run a script as torchrun does, elastically
+  stoker job status --watch                     look at the job that runs here
   stoker cache serve --dir /ssd --bucket d=s3://bucket/data
   stoker cache status
 
@@ -26,7 +25,14 @@ exit codes:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """The whole command line. Here it is imported, too: that takes long enough for a Ctrl-C, which `main` answers."""
+    from stoker.cli.agent import add_agent_parser
+    from stoker.cli.cache import add_cache_parser
+    from stoker.cli.demo import add_demo_parser
+    from stoker.cli.job import add_job_parser
+    from stoker.cli.master import add_master_parser
+    from stoker.cli.run import add_run_parser
+
     parser = argparse.ArgumentParser(
         prog="stoker",
         description="Keeps accelerators fed and training runs alive.",
@@ -38,24 +44,35 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="COMMAND")
     add_demo_parser(subparsers)
     add_run_parser(subparsers)
+    add_master_parser(subparsers)
+    add_job_parser(subparsers)
     add_cache_parser(subparsers)
+    add_agent_parser(subparsers)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.INFO,
-        format="stoker: %(message)s",
-        stream=sys.stderr,
-    )
-    handler = getattr(arguments, "handler", None)
-    if handler is None:
-        parser.print_help(sys.stderr)
-        return EXIT_USAGE
     try:
+        return _run(argv)
+    finally:
+        if argv is None:  # it is this process's command, and done: Ctrl-C changes its exit code no more
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(argv: list[str] | None) -> int:
+    try:
+        parser = build_parser()
+        arguments = parser.parse_args(argv)
+        logging.basicConfig(
+            level=logging.DEBUG if arguments.verbose else logging.INFO,
+            format="stoker: %(message)s",
+            stream=sys.stderr,
+        )
+        handler = getattr(arguments, "handler", None)
+        if handler is None:
+            parser.print_help(sys.stderr)
+            return EXIT_USAGE
         return int(handler(arguments))
     except StokerError as error:
         print(f"stoker: {error}", file=sys.stderr)

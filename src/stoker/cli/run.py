@@ -5,17 +5,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from typing import Any
 
-from stoker.agent.output import StreamChoice
+from stoker.agent.accelerators import AUTO, CPU, Machine, Workers, plan_workers
 from stoker.base.units import parse_duration_s, parse_size_bytes
 from stoker.cli.endpoint import Nodes, endpoint_of, nodes_of
-from stoker.cli.launch import Launch, run_job
+from stoker.cli.hosts_options import add_host_flags, host_options_of
+from stoker.cli.hosts_run import run_over_hosts
+from stoker.cli.launch import run_job
+from stoker.cli.options import Launch
+from stoker.cli.policy import (
+    add_policy_flags,
+    add_scale_flags,
+    hang_after_of,
+    parsed,
+    relaunch_of,
+    target_efficiency_of,
+)
+from stoker.cli.torchrun import (
+    add_torchrun_flags,
+    check_torchrun_flags,
+    notice_of,
+    shutdown_timeout_of,
+    streams_of,
+)
 from stoker.errors import ConfigError
-from stoker.settings import DEFAULT_TIMEOUT_S, Timeouts
+from stoker.job.journal.open import parse_journal_url
+from stoker.platform.programs import require_program
+from stoker.settings import DEFAULT_TIMEOUT_S, Timeouts, environment
 
+log = logging.getLogger("stoker")
 EPILOG = """\
 examples:
   stoker run --nproc-per-node 4 train.py --lr 0.1
@@ -41,64 +63,16 @@ def add_run_parser(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_torchrun_flags(parser)
+    add_torchrun_flags(parser, environment())
     _add_stoker_flags(parser)
+    add_policy_flags(parser.add_argument_group("failures and health"))
+    add_scale_flags(parser.add_argument_group("scaling"))
+    add_host_flags(parser)
     parser.add_argument("script", metavar="SCRIPT", help="script, or module with -m")
     parser.add_argument(
         "script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments"
     )
     parser.set_defaults(handler=handle_run)
-
-
-def _add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("torchrun's flags, with torchrun's meaning")
-
-    def flag(name: str, *short: str, **options: Any) -> None:
-        spelled = [f"--{name}"] + ([f"--{name.replace('-', '_')}"] if "-" in name else [])
-        group.add_argument(*short, *spelled, **options)
-
-    flag(
-        "nproc-per-node",
-        default="1",
-        metavar="N",
-        help="workers on this node: a number, auto, cpu or gpu (1)",
-    )
-    flag("nnodes", default="1", metavar="MIN:MAX", help="nodes: a number, or a range for elastic jobs (1)")
-    flag("node-rank", type=int, default=None, metavar="R", help="0 starts the master; others wait for it")
-    flag("rdzv-endpoint", default=None, metavar="HOST:PORT", help="where the job's master listens")
-    flag(
-        "rdzv-backend", default="c10d", choices=["c10d", "static"], help="accepted; Stoker has its own master"
-    )
-    flag("rdzv-id", default="none", metavar="ID", help="name of the job; nodes of another job are refused")
-    flag("master-addr", default=None, metavar="HOST", help="the same as the host of --rdzv-endpoint")
-    flag("master-port", type=int, default=None, metavar="PORT", help="the same as its port")
-    flag("local-addr", default=None, metavar="HOST", help="address of this node for the others")
-    flag("standalone", action="store_true", help="one node, on a free port")
-    flag(
-        "max-restarts",
-        type=int,
-        default=None,
-        metavar="N",
-        help="how often failed workers are started again (3 for elastic scripts, else 0)",
-    )
-    flag(
-        "monitor-interval",
-        type=float,
-        default=None,
-        help="accepted and not needed: ends are pushed, not polled",
-    )
-    flag(
-        "tee", "-t", default="0", metavar="WHICH", help="0-3 or 0:3,1:2: show and keep (the default for all)"
-    )
-    flag("redirects", "-r", default="0", metavar="WHICH", help="0-3 or 0:3,1:2: keep in files only")
-    flag(
-        "log-dir",
-        default="stoker-logs",
-        metavar="DIR",
-        help="folder for worker output and events (stoker-logs)",
-    )
-    group.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in python -m")
-    flag("no-python", action="store_true", help="SCRIPT is an executable of any kind")
 
 
 def _add_stoker_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +82,19 @@ def _add_stoker_flags(parser: argparse.ArgumentParser) -> None:
         default=f"{DEFAULT_TIMEOUT_S:.0f}s",
         metavar="TIME",
         help=f"how long anything may stand still before the run gives up and says why ({DEFAULT_TIMEOUT_S:.0f}s)",
+    )
+    group.add_argument(
+        "--node-unit",
+        type=int,
+        default=1,
+        metavar="N",
+        help="a world's nodes are a whole multiple of this (1)",
+    )
+    group.add_argument(
+        "--journal",
+        metavar="URL",
+        help="where the master keeps what it must remember: a file (default: in the log folder), or "
+        "etcd://host:2379,... with which any node may host it",
     )
     group.add_argument(
         "--job-token-file", metavar="FILE", help="file with the job's secret (else STOKER_JOB_TOKEN)"
@@ -129,25 +116,44 @@ def _add_stoker_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--checkpoint-every", type=int, default=100, metavar="N", help="commits between two (100)"
     )
+    group.add_argument(
+        "--accelerator",
+        default=AUTO,
+        metavar="KIND",
+        help="what workers train on: auto, cpu, or a kind of device such as cuda, xpu, mps, npu, hpu (auto)",
+    )
+    group.add_argument(
+        "--auto-tune",
+        action="store_true",
+        help="find the number of loader workers and the micro-batch with the fastest step, by trying",
+    )
     group.add_argument("--audit", action="store_true", help="note who read what, and check it at the end")
 
 
 def launch_of(arguments: argparse.Namespace) -> Launch:
     """What the flags say. Raises ConfigError."""
-    try:
-        timeouts = Timeouts.from_user_timeout(parse_duration_s(arguments.timeout))
-        capacity = parse_size_bytes(arguments.cache_capacity) if arguments.cache_capacity else None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    check_torchrun_flags(arguments)
+    user_s = parsed("--timeout", parse_duration_s, arguments.timeout)
+    timeouts = Timeouts.from_user_timeout(user_s, shutdown_timeout_of(arguments, environment()))
+    capacity = None
+    if arguments.cache_capacity is not None:
+        capacity = parsed("--cache-capacity", parse_size_bytes, arguments.cache_capacity)
+        if capacity < 1:
+            raise ConfigError(f"--cache-capacity {arguments.cache_capacity}: for no cache give --no-cache")
     if arguments.checkpoint_every < 1:
         raise ConfigError(f"--checkpoint-every {arguments.checkpoint_every} must be at least 1")
-    if arguments.max_restarts is not None and arguments.max_restarts < 0:
-        raise ConfigError(f"--max-restarts {arguments.max_restarts} must not be negative")
+    if arguments.journal is not None:
+        parse_journal_url(arguments.journal)
+    workers = workers_of(arguments)
+    streams = streams_of(arguments, workers.slots)
     nodes = Nodes(1, 1) if arguments.standalone else nodes_of(arguments.nnodes)
     return Launch(
         command=command_of(arguments),
         nodes=nodes,
-        slots=slots_of(arguments.nproc_per_node),
+        slots=workers.slots,
+        accelerator=workers.accelerator,
+        slot_environments=workers.environments,
+        auto_tune=arguments.auto_tune,
         endpoint=endpoint_of(
             nodes,
             rdzv_endpoint=None if arguments.standalone else arguments.rdzv_endpoint,
@@ -157,11 +163,16 @@ def launch_of(arguments: argparse.Namespace) -> Launch:
         node_rank=arguments.node_rank,
         local_address=arguments.local_addr,
         job=arguments.rdzv_id,
-        max_restarts=arguments.max_restarts,
+        relaunch=relaunch_of(arguments, slots=None if runs_over_hosts(arguments) else workers.slots),
+        check_nodes=arguments.node_check,
+        exclude_stragglers=arguments.exclude_stragglers,
+        hang_after_s=hang_after_of(arguments),
+        auto_scale=arguments.auto_scale,
+        target_efficiency=target_efficiency_of(arguments),
         timeouts=timeouts,
         log_dir=arguments.log_dir,
-        tee=StreamChoice("--tee", arguments.tee),
-        redirects=StreamChoice("--redirects", arguments.redirects),
+        tee=streams.tee,
+        redirects=streams.redirects,
         token_file=arguments.job_token_file,
         buckets=buckets_of(arguments.bucket),
         cache_dir=arguments.cache_dir,
@@ -171,23 +182,60 @@ def launch_of(arguments: argparse.Namespace) -> Launch:
         checkpoint_dir=arguments.checkpoint_dir,
         checkpoint_every=arguments.checkpoint_every,
         audit=arguments.audit,
+        journal=arguments.journal,
+        node_unit=arguments.node_unit,
+        verbose=arguments.verbose,
     )
 
 
 def handle_run(arguments: argparse.Namespace) -> int:
     """Run the job; returns its exit code."""
     launch = launch_of(arguments)
+    if notice := notice_of(arguments):
+        log.info("%s", notice)
+    for idle in idle_flags_of(arguments):
+        log.warning("%s", idle)
+    hosts = host_options_of(arguments, launch.slots, environment())
+    if hosts is not None:
+        if hosts.script:
+            require_program(hosts.script[0], environment())
+        return asyncio.run(run_over_hosts(launch, hosts, arguments))
     with contextlib.suppress(ValueError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return asyncio.run(run_job(launch))
 
 
+def idle_flags_of(arguments: argparse.Namespace) -> list[str]:
+    """What was asked for and has no effect, in words."""
+    over_hosts = runs_over_hosts(arguments)
+    given = {
+        "--reset-limit": not over_hosts and arguments.reset_limit is not None,
+        "--blacklist-limit": not over_hosts and arguments.blacklist_limit is not None,
+        "--forward-env": not over_hosts and bool(arguments.forward_env),
+        "--node-rank": over_hosts and arguments.node_rank is not None,
+        "--cache-dir": arguments.no_cache and arguments.cache_dir is not None,
+        "--cache-capacity": arguments.no_cache and arguments.cache_capacity is not None,
+    }
+    why = {
+        "--node-rank": "with --hosts or --host-discovery-script: the driver has the master",
+        "--cache-dir": "with --no-cache",
+        "--cache-capacity": "with --no-cache",
+    }
+    alone = "without --hosts or --host-discovery-script"
+    return [f"{flag} has no effect {why.get(flag, alone)}" for flag, is_idle in given.items() if is_idle]
+
+
+def runs_over_hosts(arguments: argparse.Namespace) -> bool:
+    """Whether this command drives agents on hosts. Those agents are not told of the hosts."""
+    return any(getattr(arguments, flag, None) is not None for flag in ("hosts", "host_discovery_script"))
+
+
 def command_of(arguments: argparse.Namespace) -> list[str]:
     """argv of a worker. Raises ConfigError for a script that is not there."""
     rest = [arguments.script, *arguments.script_args]
-    if arguments.no_python:
+    if arguments.no_python and not arguments.run_path:
         return rest
-    if arguments.module:
+    if arguments.module and not arguments.run_path:
         return [sys.executable, "-u", "-m", *rest]
     if not os.path.isfile(arguments.script):
         raise ConfigError(
@@ -196,25 +244,16 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
     return [sys.executable, "-u", *rest]
 
 
-def slots_of(text: str) -> int:
-    """Workers on this node. Raises ConfigError."""
-    if text in ("auto", "gpu", "cpu"):
-        gpus = 0 if text == "cpu" else _count_gpus()
-        if text == "gpu" and gpus == 0:
-            raise ConfigError("--nproc-per-node gpu: this node has no GPU that its driver shows")
-        return gpus or os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"--nproc-per-node {text!r}: give a number of at least 1, or auto, cpu, gpu")
-    return int(text)
-
-
-def _count_gpus() -> int:
-    """NVIDIA devices by their nodes in /dev: the agent does without PyTorch."""
-    with contextlib.suppress(OSError):
-        return sum(
-            name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev") if name.startswith("nvidia")
-        )
-    return 0
+def workers_of(arguments: argparse.Namespace) -> Workers:
+    """What this node runs; where other hosts do, what those run that say no number. Raises ConfigError."""
+    nproc, accelerator = arguments.nproc_per_node, arguments.accelerator
+    machine = Machine(environment())
+    if runs_over_hosts(arguments) and nproc.isdigit():  # each of them looks for its own devices
+        return plan_workers(nproc, CPU, machine)._replace(accelerator=accelerator)
+    workers = plan_workers(nproc, accelerator, machine)
+    if not nproc.isdigit():
+        log.info("%d workers on this node: %s", workers.slots, workers.why)
+    return workers
 
 
 def buckets_of(texts: list[str]) -> dict[str, str]:

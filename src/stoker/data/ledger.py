@@ -13,7 +13,7 @@ import msgspec
 from stoker.data.audit import Committed, Entered, Entry, Read
 from stoker.data.session import HandedOut, Session
 from stoker.errors import EnvironmentProblem
-from stoker.wire.job import World
+from stoker.wire.job import WorldView
 
 log = logging.getLogger("stoker.audit")
 
@@ -49,12 +49,12 @@ class Ledger:
     def committed(self, generation: int, step: int, rank: int) -> None:
         self._write(Committed(generation=generation, step=step, rank=rank, wall_s=time.time()))
 
-    def entered(self, world: World, rank: int, *, copied: bool) -> None:
+    def entered(self, world: WorldView, rank: int, *, copied: bool) -> None:
         self._write(
             Entered(
                 generation=world.generation,
                 rank=rank,
-                world_size=len(world.members),
+                world_size=world.size,
                 source=world.source,
                 commits=world.commits,
                 copied=copied,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -73,24 +74,49 @@ class Loader:
         they skip, so that a change of the world does not wait for batches that nobody wants."""
         self._plan = _Plan()
         self._session = session()
-        self._source: DataLoader[Any] = DataLoader(
-            _Fetcher(dataset, collate_fn or default_collate, self._pass),  # type: ignore[arg-type]
-            batch_sampler=self._plan,  # type: ignore[arg-type]
-            collate_fn=_same,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            prefetch_factor=prefetch_factor if num_workers > 0 else None,
-            pin_memory=pin_memory,
-            multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
-        )
+        self._options: dict[str, Any] = {
+            "prefetch_factor": prefetch_factor,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self._fetcher = _Fetcher(dataset, collate_fn or default_collate, self._pass)
+        self._pin_memory = pin_memory
+        self._source = self._new_source(num_workers)
         self.name = self._session.register(self, name)
 
     def __len__(self) -> int:
         """Steps in a whole epoch."""
         return math.ceil(len(self.dataset) / self.global_batch_size)
 
+    @property
+    def num_workers(self) -> int:
+        """Processes that read and decode ahead."""
+        return self._source.num_workers
+
+    def retune(self, *, num_workers: int) -> None:
+        """From the next batch on, load with so many processes. Nothing is read twice or lost."""
+        self._source = self._new_source(num_workers)
+
+    def _new_source(self, num_workers: int) -> DataLoader[Any]:
+        return DataLoader(
+            self._fetcher,  # type: ignore[arg-type]
+            batch_sampler=self._plan,  # type: ignore[arg-type]
+            collate_fn=_same,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=self._pin_memory,
+            **(self._options if num_workers > 0 else {}),
+        )
+
     def __iter__(self) -> Iterator[Any]:
-        live, records, epoch = self._session, len(self.dataset), self.epoch
+        """One epoch, from the position; goes on at it with other processes where `retune` came in between."""
+        epoch, source = self.epoch, None
+        while source is not self._source:
+            source = self._source
+            yield from self._batches(source, epoch)
+        self.epoch, self.cursor = epoch + 1, 0
+
+    def _batches(self, source: DataLoader[Any], epoch: int) -> Iterator[Any]:
+        live, records = self._session, len(self.dataset)
         number = self._end_pass()
         self._plan.begin(
             number,
@@ -101,14 +127,16 @@ class Loader:
             world_size=live.world_size,
         )
         steps = math.ceil((records - self.cursor) / self.global_batch_size)
-        batches: Iterator[Any] = iter(self._source) if steps > 0 else iter(())
+        batches: Iterator[Any] = iter(source) if steps > 0 else iter(())
         for _ in range(steps):
             live.check()
             if int(self._pass) != number:
                 raise ConfigError(
                     f"loader {self.name!r} is iterated twice at once: finish one loop before the next"
                 )
+            waiting = time.perf_counter()
             batch: Any = next(batches)
+            live.waited_s += time.perf_counter() - waiting
             if isinstance(batch, StokerError):
                 raise batch
             share, numbers = self._plan.taken.popleft()
@@ -118,7 +146,8 @@ class Loader:
                 counted = tuple(numbers) if share.records else ()
                 live.on_batch(HandedOut(self.name, epoch, counted, self.cursor, records))
             yield batch
-        self.epoch, self.cursor = epoch + 1, 0
+            if source is not self._source:
+                return
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, cursor and a fingerprint of the data."""

@@ -46,6 +46,13 @@ class Session:
     """Raises when the world must be left; loaders call it before they wait for data."""
     on_batch: Callable[[HandedOut], None] | None = None
     """Called with every batch that is handed out."""
+    progress: int = 0
+    """Batches handed out and collectives entered: of ranks that wait for each other the lowest keeps the others.
+    Rises, too, while a checkpoint is written and while a lease of a shard is waited for."""
+    waited_s: float = 0.0
+    """Seconds that loops have waited for batches, since the process began."""
+    ready_at: float = 0.0
+    """When this rank's gradients were ready last, by `time.perf_counter`."""
     is_closed: bool = False
     """Inside the training function: it runs again after each change of the world, so a loader made there would be a
     new one each time, and its position lost."""
@@ -64,6 +71,10 @@ class Session:
             raise ValueError(f"there is a loader named {name!r} already: give each its own name")
         self._loaders[chosen] = weakref.ref(loader)
         return chosen
+
+    def loaders(self) -> list[Positioned]:
+        """Every live loader, in the order in which they were made."""
+        return [loader for ref in self._loaders.values() if (loader := ref()) is not None]
 
     def positions(self) -> dict[str, dict[str, Any]]:
         """The position of every live loader."""

@@ -15,376 +15,386 @@ left its older one.
 
 Scripts that never import Stoker ("plain") cannot park: they stay in the first half for ever, which is just
 right, and any change of membership restarts all of them, as torchrun does.
+
+`apply` takes in an event and costs the same whatever the size of the job; `decide` looks at all of it, once for as
+many events as have come together. What a master must remember to be lost goes out as `Keep` effects, which come
+before the directives that rest on them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
 
 import msgspec
 
-from stoker.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_WORLD, EXIT_OK
-from stoker.job import relaunch, watch
+from stoker.base.rng import Rng
+from stoker.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_WORLD, EXIT_OK
+from stoker.job import watch
+from stoker.job.care import Care
 from stoker.job.events import (
     Effect,
-    End,
     Event,
+    NodeAsked,
+    NodeBeat,
+    NodeChecked,
+    NodeCut,
     NodeJoined,
     NodeLost,
     NodeReported,
-    Record,
-    Refuse,
+    ScaleRequested,
     Send,
+    StacksTaken,
     StopRequested,
+    Tick,
 )
-from stoker.job.generations import FRUITLESS_LIMIT, Generations
-from stoker.job.roster import Node, Roster, Worker
-from stoker.wire.job import PROTOCOL, NodeReport, Outcome, WorkerExit, World
+from stoker.job.generations import UNEXPLAINED_LIMIT
+from stoker.job.growth import Growth
+from stoker.job.nodes import Presence
+from stoker.job.roster import Roster
+from stoker.job.state import JobConfig, JobState
+from stoker.job.workers import Staff
+from stoker.wire.job import Outcome, World
 
-Phase = Literal["waiting", "forming", "running", "ended"]
+__all__ = ["JobConfig", "JobMachine"]
 
-
-@dataclass(frozen=True)
-class JobConfig:
-    """What the user asked for; times in seconds."""
-
-    job: str = "none"
-    min_nodes: int = 1
-    max_nodes: int = 1
-    max_restarts: int | None = None
-    timeout_s: float = 300.0
-    beat_timeout_s: float = 5.0
-    park_s: float = 300.0
-    last_call_s: float = 1.0
+UNREACHED_S = 60.0
+"""How long a node that the others seem not to reach runs no workers at first."""
+TELL_AFTER_S = 1.0
+"""Seconds of waiting for nodes after which people are told."""
 
 
 class JobMachine:
     """Decides who is in the world. Pure: all time comes in as `now`."""
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: JobConfig, state: JobState | None = None, rng: Rng | None = None) -> None:
         self.config = config
-        self.roster = Roster()
-        self.phase: Phase = "waiting"
-        self.generations = Generations()
-        self.restarts_used = 0
-        self.outcome: Outcome | None = None
-        self._effects: list[Effect] = []
+        self.state = state if state is not None else JobState(config, target_nodes=config.max_nodes)
+        self._staff = Staff(self.state, rng if rng is not None else Rng(0))
+        self._presence = Presence(self.state, self._staff)
+        self.care = Care(self.state, self._staff)
+        self.growth = Growth(self.state)
         self._short_since: float | None = None
         self._enough_since: float | None = None
+        self._told: tuple[object, ...] = ()
+        """What every node's directive rested on when all were last looked at."""
+
+    @classmethod
+    def restore(
+        cls,
+        config: JobConfig,
+        records: Mapping[str, bytes],
+        now: float,
+        *,
+        rng: Rng | None = None,
+        epoch: int = 0,
+    ) -> JobMachine:
+        """Go on where the master before was lost. Raises WireError for records that cannot be read."""
+        state = JobState.restore(config, records, now)
+        state.epoch = epoch
+        return cls(config, state, rng)
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Feed one event; returns what is to be done, in order."""
-        self._effects = []
+        """Feed one event and decide; returns what is to be done, in order."""
+        self.apply(event, now)
+        return self.decide(now)
+
+    def apply(self, event: Event, now: float) -> None:
+        """Take in one event; what is to be done about it `decide` says."""
         match event:
-            case NodeJoined():
-                self._on_joined(event, now)
+            case NodeBeat(beat):
+                self._presence.on_beat(beat, now)
+                return
             case NodeReported(report):
-                self._on_report(report, now)
+                self._presence.on_report(report, now)
+                self.care.on_report(report, now)
+                self.growth.on_progress(now)
+                return
+            case NodeJoined(join):
+                self._presence.on_joined(join, now)
             case NodeLost(node, why):
-                self._on_node_lost(node, why, now)
+                self._presence.on_lost(node, why, now)
+            case NodeCut(node, why):
+                self._presence.on_cut(node, why, now)
+            case NodeAsked(node, why):
+                self._presence.on_asked(node, why)
+            case ScaleRequested(nodes, why):
+                self._on_scale(nodes, why)
             case StopRequested(why, exit_code):
-                self._fail(exit_code, why)
-            case _:
-                self._on_tick(now)
-        self._advance(now)
-        self._send_directives()
-        return self._effects
+                self.state.fail(exit_code, why)
+            case StacksTaken(reply):
+                self.care.on_stacks(reply, now)
+            case NodeChecked(node, reply):
+                self.care.on_checked(node, reply, now)
+            case Tick(was_stopped):
+                if was_stopped:
+                    self._presence.on_stood_still(now)
+                    self.care.on_stood_still(now)
+                    self._short_since = now if self._short_since is not None else None
+                self._presence.on_tick(now)
+                self._staff.on_tick(now)
+                self.care.on_tick(now)
+                self.growth.on_tick(now)
+                self.state.is_news = True
+                if self.phase != "waiting" and self._short_since is None:
+                    return
+        self.state.is_news = self.state.is_roster_news = True
+
+    def decide(self, now: float) -> list[Effect]:
+        """What follows from all that was taken in; returns what is to be done, in order."""
+        state = self.state
+        state.roster.note_nodes()
+        if state.is_news:
+            self._advance(now)
+            state.is_news = False
+        self._send_directives(now)
+        keeps = state.changed_records()
+        effects, state.effects = state.effects, []
+        return [*keeps, *effects]
+
+    @property
+    def needs_decision(self) -> bool:
+        """Whether `decide` might have something to do."""
+        state = self.state
+        return state.is_news or bool(state.touched) or bool(state.retold) or bool(state.effects)
+
+    def note_work(self, done: int, now: float) -> None:
+        """So many pieces of work are done besides steps: that is progress too."""
+        if done != self.state.roster.work_done:
+            self.state.roster.work_done = done
+            self.state.budgets.note_commits(self.state.roster.progress, now)
+
+    # -- what is known ------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        return self.state.phase
+
+    @property
+    def roster(self) -> Roster:
+        return self.state.roster
 
     @property
     def generation(self) -> int:
-        return self.generations.number
+        return self.state.generations.number
 
     @property
     def world(self) -> World | None:
         """The newest world; while `forming`, the one that is being left."""
-        return self.generations.world
+        return self.state.generations.world
 
-    # -- events -------------------------------------------------------------------------------------------
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.state.outcome
 
-    def _on_joined(self, event: NodeJoined, now: float) -> None:
-        join = event.join
-        known = join.node in self.roster.nodes or join.node in self.roster.gone
-        if join.protocol != PROTOCOL:
-            why = f"it speaks protocol {join.protocol}, this master {PROTOCOL}: upgrade one of them"
-        elif join.job != self.config.job:
-            why = f"it wants job {join.job!r}, this master runs {self.config.job!r}: use another --rdzv-endpoint"
-        elif known:
-            why = "this node id was seen before: a node back from the dead is a new node"
-        elif self.phase == "ended":
-            why = "the job has ended"
-        elif len(self.roster.nodes) >= self.config.max_nodes:
-            why = f"the job already has its {self.config.max_nodes} nodes (--nnodes)"
-        else:
-            self.roster.add_node(join, now)
-            self._record("node-joined", f"{join.host} offers {join.slots} workers", node=join.node)
-            return
-        self._effects.append(Refuse(join.node, why))
-        self._record("node-refused", why, node=join.node)
-
-    def _on_report(self, report: NodeReport, now: float) -> None:
-        node = self.roster.nodes.get(report.node)
-        if node is None or report.seq <= node.last_seq:
-            return
-        node.last_seq, node.last_seen = report.seq, now
-        node.spare_port = report.spare_port
-        if report.problem:
-            self._fail(EXIT_ENVIRONMENT, f"{node.node}: {report.problem}")
-            return
-        if report.leaving and not node.leaving:
-            node.leaving = report.leaving
-            self._record("node-leaving", report.leaving, node=node.node)
-        for said in report.workers:
-            worker = self.roster.workers.get(said.worker)
-            if worker is None or worker.node != report.node or worker.ended:
-                continue
-            self.roster.apply(worker, said, now)
-            if said.exit is not None:
-                self._on_exit(worker, said.exit, now)
-
-    def _on_node_lost(self, name: str, why: str, now: float) -> None:
-        if self.roster.nodes.pop(name, None) is None:
-            return
-        self.roster.gone.add(name)
-        self._record("node-lost", why, node=name)
-        here = self.roster.on_node(name)
-        for worker in here:
-            del self.roster.workers[worker.worker]
-        if self._runs_plain() and any(not w.ended for w in here):
-            self._restart_all(f"node {name} is gone", now)
-
-    def _on_tick(self, now: float) -> None:
-        for name, node in list(self.roster.nodes.items()):
-            silent_s = now - node.last_seen
-            if silent_s > self.config.beat_timeout_s:
-                self._on_node_lost(name, f"no sign of life for {silent_s:.1f} s", now)
-            node.sent = None
-
-    def _on_exit(self, worker: Worker, ended: WorkerExit, now: float) -> None:
-        worker.ended = True
-        if self.phase == "ended" or worker.finished or not self.roster.is_staying(worker):
-            return
-        decision = relaunch.decide(
-            ended,
-            elastic=self.roster.elastic,
-            restarts_used=self.restarts_used,
-            max_restarts=self.config.max_restarts,
-        )
-        if decision.action == "done":
-            worker.finished = True
-            return
-        rank = self._rank_of(worker)
-        self._record(
-            f"worker-{decision.action}",
-            decision.why,
-            worker=worker.worker,
-            node=worker.node,
-            rank=rank,
-        )
-        if decision.action == "stop":
-            signal_code = 128 + ended.signal if ended.signal is not None else 0
-            outcome = Outcome(
-                success=False,
-                exit_code=ended.code or signal_code or EXIT_FAILED,
-                why=f"rank {rank} ({worker.worker} on {worker.node}) {relaunch.describe_exit(ended)}",
-                error=ended.message,
-                failed_worker=worker.worker,
-            )
-            self._end(outcome)
-        elif decision.action == "replace":
-            self.restarts_used += 1
-            if self.roster.elastic:
-                self._start_worker(self.roster.nodes[worker.node], worker.spec.slot)
-            else:
-                self._restart_all(decision.why, now)
+    @property
+    def restarts_used(self) -> int:
+        """Restarts on the job's budget that are not forgiven yet."""
+        return self.state.budgets.used("job")
 
     # -- progress -----------------------------------------------------------------------------------------
 
+    def _on_scale(self, nodes: int, why: str) -> None:
+        state = self.state
+        if nodes != state.target_nodes and self.config.min_nodes <= nodes <= self.config.max_nodes:
+            state.record("scale", f"{state.target_nodes} -> {nodes} nodes: {why}")
+            state.target_nodes = nodes
+
     def _advance(self, now: float) -> None:
-        if self.phase in ("forming", "running"):
-            self._fill_new_nodes(now)
-            if watch.is_complete(self.world, self.roster):
-                self._end(Outcome(success=True, exit_code=EXIT_OK, why="every worker finished"))
-        if self.phase != "ended":
-            self._check_minimum(now)
-        if self.phase == "waiting":
-            self._wait_for_nodes(now)
-        if self.phase == "running" and self.world is not None:
-            regroup = watch.regroup_reason(self.world, self.roster, now, self.config.last_call_s)
+        state = self.state
+        if state.phase == "ended":
+            return
+        if (state.is_roster_news or state.touched) and self._review(now):
+            return
+        self.care.look(now)
+        if state.phase == "running":
+            regroup = watch.regroup_reason(
+                state.generations, state.roster, now, state.limits, self.config.last_call_s
+            )
             if regroup is not None:
-                self._begin_forming(regroup.why, now, regroup.stop_at_commit)
-        if self.phase == "forming":
+                state.begin_forming(regroup.why, now, regroup.stop_at_commit)
+                state.generations.is_unexplained = regroup.is_unexplained
+                self._suspect_youngest(now)
+        if state.phase == "forming":
             self._try_form(now)
+        state.is_roster_news = bool(state.touched)
+
+    def _review(self, now: float) -> bool:
+        """Look at all nodes: who is to run workers, are there enough of them? Returns whether all have finished."""
+        state = self.state
+        self._choose_active(now)
+        if state.phase in ("forming", "running"):
+            self._staff.fill(now)
+            if watch.is_complete(state.generations, state.roster):
+                state.end(Outcome(success=True, exit_code=EXIT_OK, why="every worker finished"))
+                return True
+        self._check_minimum(now)
+        if state.phase == "waiting":
+            self._wait_for_nodes(now)
+        return False
+
+    def _choose_active(self, now: float) -> None:
+        """Who runs workers and who stands by."""
+        state, roster = self.state, self.state.roster
+        unit = 1 if roster.elastic else self.config.node_unit
+        changed = roster.choose_active(target=state.target_nodes, plain_unit=unit)
+        roster.note_nodes()
+        must_restart = state.runs_plain and any(n.standby and roster.on_node(n.node) for n in changed)
+        for node in changed:
+            state.touched.add(node.node)
+            why = node.standby or "there is room for it"
+            state.record("node-standby" if node.standby else "node-active", why, node=node.node)
+        self._release_going()
+        if must_restart:
+            self._staff.restart_all("the number of nodes has changed", now)
+
+    def _release_going(self) -> None:
+        """Workers of a node that stands by, is cordoned or leaves end as soon as they have left the world."""
+        for node in self.state.roster.nodes.values():
+            if node.going and not self.state.generations.members_on(node.node):
+                for worker in self.state.roster.on_node(node.node):
+                    self.state.remove(worker)
 
     def _wait_for_nodes(self, now: float) -> None:
-        here = len(self.roster.staying())
+        state = self.state
+        here = len(state.roster.staying())
         if here < self.config.min_nodes:
             self._enough_since = None
             return
         if self._enough_since is None:
             self._enough_since = now
-        if here >= self.config.max_nodes or now - self._enough_since >= self.config.last_call_s:
-            self._launch(f"{here} of {self.config.min_nodes}:{self.config.max_nodes} nodes are here", now)
-
-    def _launch(self, why: str, now: float) -> None:
-        self._begin_forming(why, now)
-        self.roster.order_by_hint()
-        nodes = self.roster.staying()
-        total = sum(node.join.slots for node in nodes)
-        rank = 0
-        for node in nodes:
-            for slot in range(node.join.slots):
-                self._start_worker(node, slot, rank=rank, world_size=total)
-                rank += 1
-        self.generations.awaited = {w.worker for w in self.roster.live()}
-
-    def _start_worker(
-        self, node: Node, slot: int, *, rank: int | None = None, world_size: int | None = None
-    ) -> None:
-        worker = self.roster.new_worker(
-            node,
-            slot,
-            rank=slot if rank is None else rank,
-            world_size=node.join.slots if world_size is None else world_size,
-            restarts=self.restarts_used,
-            max_restarts=self.config.max_restarts or 0,
-        )
-        self._record("worker-started", f"slot {slot}", worker=worker.worker, node=node.node)
-
-    def _fill_new_nodes(self, now: float) -> None:
-        new = [n for n in self.roster.staying() if not self.roster.on_node(n.node)]
-        if new and self._runs_plain():
-            self._restart_all(f"{new[0].node} joined", now)
-            return
-        for node in new:
-            for slot in range(node.join.slots):
-                self._start_worker(node, slot)
-
-    def _begin_forming(self, why: str, now: float, stop_at_commit: int = -1) -> None:
-        self.phase = "forming"
-        self.generations.begin(why, now, stop_at_commit)
-        self.generations.awaited |= {w.worker for w in self.roster.live() if w.state.phase == "parked"}
-        self._record("generation", why, stop_at_commit=stop_at_commit)
+        if here >= state.target_nodes or now - self._enough_since >= self.config.last_call_s:
+            why = f"{here} of {self.config.min_nodes}:{self.config.max_nodes} nodes are here"
+            self._staff.launch(why, now)
 
     def _try_form(self, now: float) -> None:
         """Fix the world once everybody who must has acknowledged the generation."""
-        config = self.config
-        verdict = self.generations.judge(self.roster, now, min_nodes=config.min_nodes, park_s=config.park_s)
+        state = self.state
+        verdict = state.generations.judge(state.roster, now, state.limits)
         match verdict.step:
             case "again":
-                self._begin_forming(verdict.why, now)
+                state.begin_forming(verdict.why, now)
             case "drop":
-                self._drop(verdict.workers, verdict.why, now)
-            case "empty" if self.roster.workers and len(self.roster.staying()) >= config.min_nodes:
-                self._fail(EXIT_FAILED, f"{verdict.why} and all restarts are used ({self.restarts_used})")
+                self._staff.drop(verdict.workers, "hung", verdict.why, now)
+            case "empty" if self._is_hopeless():
+                state.fail(EXIT_FAILED, f"{verdict.why}, and none is to be started again")
             case "roll-back":
-                self._record("rollback", f"{verdict.why}: starting again from the last checkpoint")
-                self._drop(verdict.workers, verdict.why, now, as_one=True)
+                state.record("rollback", f"{verdict.why}: starting again from the last checkpoint")
+                self._staff.drop(verdict.workers, "evicted", verdict.why, now)
             case "fruitless":
-                why = (
-                    f"{FRUITLESS_LIMIT} worlds in a row broke before their first step, the last because: "
-                    f"{verdict.why}. Can the nodes reach each other's addresses (--local-addr)?"
+                count = state.generations.fruitless + 1
+                why = f"{count} worlds in a row broke before their first step {verdict.why}"
+                state.fail(
+                    EXIT_NO_WORLD, f"{why}. Can the nodes reach each other's addresses (--local-addr)?"
                 )
-                self._fail(EXIT_NO_WORLD, why)
             case "run":
                 assert verdict.world is not None
-                self._run(verdict.world)
+                self._run(verdict.world, now)
 
-    def _drop(self, workers: tuple[Worker, ...], why: str, now: float, *, as_one: bool = False) -> None:
-        """Do without these workers, and replace them if the budget allows; `as_one`: as a single restart."""
-        killed = WorkerExit(code=None, signal=9, message=why)
-        used = self.restarts_used
-        for worker in workers:
-            if self.phase == "forming":
-                self._on_exit(worker, killed, now)
-                if as_one:
-                    self.restarts_used = used
-        if as_one:
-            self.restarts_used = used + 1
-        if self.phase == "forming":
-            self._begin_forming(f"{', '.join(w.worker for w in workers)}: {why}", now)
+    def _suspect_youngest(self, now: float) -> None:
+        """World after world breaks and nobody dies: some nodes may not reach each other. Try without the youngest."""
+        state = self.state
+        generations, roster = state.generations, state.roster
+        if not generations.is_unexplained or roster.progress > generations.last_start:
+            return
+        names = {m.node for m in generations.members.values()}
+        nodes = sorted((roster.nodes[name] for name in names if name in roster.nodes), key=lambda n: n.age)
+        enough = len(nodes) - self.config.node_unit >= self.config.min_nodes
+        if generations.unexplained + 1 < UNEXPLAINED_LIMIT or not enough:
+            return
+        generations.unexplained = 0
+        why = (
+            f"{UNEXPLAINED_LIMIT} worlds in a row broke before their first step though every worker lives: trying "
+            "without the youngest node, which the others may not reach"
+        )
+        self._staff.cordon(nodes[-1], why, now, lasting_s=UNREACHED_S)
 
-    def _run(self, world: World) -> None:
-        lost = max(0, self.roster.highest_commit - world.commits)
-        self.roster.highest_commit = world.commits
-        self.generations.settle(world)
-        self.phase = "running"
-        self._record(
+    def _is_hopeless(self) -> bool:
+        """No worker is left and none will be, though nodes enough are here: they are used up."""
+        roster = self.state.roster
+        fresh = [n for n in roster.usable() if not roster.on_node(n.node)]
+        return bool(roster.workers) and len(roster.staying()) >= self.config.min_nodes and not fresh
+
+    def _run(self, world: World, now: float) -> None:
+        state = self.state
+        lost = max(0, state.roster.highest_commit - world.commits)
+        state.roster.highest_commit = world.commits
+        state.generations.settle(world, state.roster.progress, now)
+        state.phase = "running"
+        self._release_going()
+        cost = f"; {lost} commits are lost" if lost else ""
+        if lost and not world.commits:
+            cost += ", for there is no checkpoint (see --checkpoint-dir)"
+        state.record(
             "world",
-            f"{len(world.members)} workers go on from commit {world.commits} of rank {world.source}",
+            f"{world.size} workers go on from commit {world.commits} of rank {world.source}{cost}",
             workers=[m.worker for m in world.members],
             commits=world.commits,
             commits_lost=lost,
         )
 
-    def _restart_all(self, why: str, now: float) -> None:
-        """Plain scripts: every worker starts anew, with the ranks of the nodes that are there."""
-        self.roster.workers.clear()
-        self.generations.world = None
-        self._record("restart-all", why)
-        if len(self.roster.staying()) >= self.config.min_nodes:
-            self._launch(why, now)
-        else:
-            self.phase = "waiting"
-
-    # -- the end ------------------------------------------------------------------------------------------
-
     def _check_minimum(self, now: float) -> None:
-        have, need = len(self.roster.usable()), self.config.min_nodes
-        leaving = [n.leaving for n in self.roster.nodes.values()]
-        if leaving and all(leaving):
-            why = f"every node leaves: {leaving[0]}"
-            self._fail(EXIT_INTERRUPTED, why)
+        state = self.state
+        have = len({n.node for n in state.roster.usable()} | state.roster.through_nodes())
+        need = self.config.min_nodes
+        leaving = [n.leaving for n in state.roster.nodes.values()]
+        may_others_come = self.config.outlives_nodes and not any("SIGINT" in why for why in leaving)
+        if leaving and all(leaving) and not may_others_come:
+            state.fail(EXIT_INTERRUPTED, f"every node leaves: {leaving[0]}")
             return
         if have >= need:
-            self._short_since = None
+            self._short_since, state.note = None, ""
             return
+        checked = self.care.being_checked()
+        if have + checked >= need:  # every check ends
+            self._short_since, state.note = None, f"{checked} nodes are being checked before they join"
+            return
+        timeout_s = self.config.timeout_s
         if self._short_since is None:
             self._short_since = now
-            self._record("waiting", f"{have} of at least {need} nodes are here")
-        if now - self._short_since > self.config.timeout_s:
+            state.record("waiting", f"{have} of at least {need} nodes are here")
+        if now - self._short_since > TELL_AFTER_S:
+            ends = f"giving up after {timeout_s:.0f} s"
+            state.note = f"waiting for nodes: {have} of at least {need} are here; {ends}"
+        if now - self._short_since > timeout_s:
             why = (
-                f"only {have} of at least {need} nodes with workers for {self.config.timeout_s:.0f} s: start the "
-                "missing ones, lower the minimum (--nnodes MIN:MAX) or raise --timeout"
+                f"only {have} of at least {need} nodes with workers for {timeout_s:.0f} s: start the missing ones, "
+                "lower the minimum (--nnodes MIN:MAX) or raise --timeout"
             )
-            self._fail(EXIT_NO_WORLD, why)
+            state.fail(EXIT_NO_WORLD, why)
 
-    def _fail(self, exit_code: int, why: str) -> None:
-        self._end(Outcome(success=False, exit_code=exit_code, why=why))
+    # -- directives ---------------------------------------------------------------------------------------
 
-    def _end(self, outcome: Outcome) -> None:
-        if self.phase == "ended":
-            return
-        self.phase = "ended"
-        self.outcome = outcome
-        self._record("ended", outcome.why, success=outcome.success, exit_code=outcome.exit_code)
-        self._effects.append(End(outcome))
-
-    def _send_directives(self) -> None:
-        formed = self.world if self.phase != "forming" else None
-        for node in self.roster.nodes.values():
+    def _send_directives(self, now: float) -> None:
+        """Tell the nodes whose directive may have changed: all of them if it is about the world."""
+        state, roster = self.state, self.state.roster
+        is_fixed = state.phase != "forming"
+        told = (
+            state.generations.number,
+            state.generations.stop_at_commit,
+            state.generations.world if is_fixed else None,
+            state.outcome,
+            state.note,
+        )
+        same = len(told) == len(self._told) and all(
+            a is b or a == b for a, b in zip(told, self._told, strict=True)
+        )
+        self._told = told
+        some = sorted(name for name in state.touched | state.retold if name in roster.nodes)
+        names = some if same else list(roster.nodes)
+        state.retold.clear()
+        for name in names:
+            node = roster.nodes[name]
             wanted = watch.directive_for(
                 node,
-                self.roster,
-                generation=self.generation,
-                stop_at_commit=self.generations.stop_at_commit,
-                world=formed,
-                old_world=self.world,
-                outcome=self.outcome,
+                roster,
+                state.generations,
+                now=now,
+                is_fixed=is_fixed,
+                outcome=state.outcome,
+                note=state.note,
+                epoch=state.epoch,
             )
             if node.sent != wanted:
-                node.sent = wanted
+                node.sent, node.sent_at = wanted, now
+                state.effects.append(Send(name, msgspec.structs.replace(wanted, seq=node.next_seq)))
                 node.next_seq += 1
-                self._effects.append(Send(node.node, msgspec.structs.replace(wanted, seq=node.next_seq)))
-
-    # -- helpers ------------------------------------------------------------------------------------------
-
-    def _runs_plain(self) -> bool:
-        return bool(self.roster.workers) and not self.roster.elastic and self.phase in ("forming", "running")
-
-    def _rank_of(self, worker: Worker) -> int:
-        members = self.world.members if self.world is not None else ()
-        return next((m.rank for m in members if m.worker == worker.worker), worker.spec.rank)
-
-    def _record(self, kind: str, why: str, **details: Any) -> None:
-        self._effects.append(Record(kind, why, {"generation": self.generation, **details}))

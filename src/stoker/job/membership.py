@@ -22,6 +22,12 @@ class Candidate(NamedTuple):
     store: str
 
 
+def select_nodes(oldest_first: Sequence[str], *, target: int, unit: int) -> list[str]:
+    """The nodes that a world may have: at most `target`, a whole multiple of `unit`, the oldest first."""
+    count = min(len(oldest_first), target)
+    return list(oldest_first[: count - count % unit])
+
+
 class NoSource(NamedTuple):
     """No candidate stands at a commit, so nobody's state may be copied."""
 
@@ -40,8 +46,11 @@ def form_world(generation: int, candidates: Sequence[Candidate]) -> World | NoSo
     if source is None:
         return NoSource("no survivor stands at a commit")
     best = ordered[source]
-    nodes = list(dict.fromkeys(c.node for c in ordered))
-    per_node = {node: sum(c.node == node for c in ordered) for node in nodes}
+    group_rank: dict[str, int] = {}
+    per_node: dict[str, int] = {}
+    for candidate in ordered:
+        group_rank.setdefault(candidate.node, len(group_rank))
+        per_node[candidate.node] = per_node.get(candidate.node, 0) + 1
     local: dict[str, int] = {}
     members = []
     for rank, candidate in enumerate(ordered):
@@ -55,7 +64,7 @@ def form_world(generation: int, candidates: Sequence[Candidate]) -> World | NoSo
                 rank=rank,
                 local_rank=local_rank,
                 local_world_size=per_node[candidate.node],
-                group_rank=nodes.index(candidate.node),
+                group_rank=group_rank[candidate.node],
                 copy_state=rank != source and not same,
             )
         )

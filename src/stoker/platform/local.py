@@ -13,9 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from stoker.errors import EnvironmentProblem
+from stoker.platform.group_guard import GroupGuard
+from stoker.platform.programs import why_not_started
 
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 256 * 1024
+_KILL = int(signal.SIGKILL)
+_prctl = ctypes.CDLL(None).prctl
 
 
 class LocalProcess:
@@ -47,6 +51,16 @@ class LocalProcess:
     def signal(self, signal_number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal_number)
+
+    def pause_reading(self) -> None:
+        """See the port."""
+        for pipe in self._pipes.values():
+            self._loop.remove_reader(pipe.fileno())
+
+    def resume_reading(self) -> None:
+        """See the port."""
+        for name, pipe in self._pipes.items():
+            self._loop.add_reader(pipe.fileno(), self._read, name)
 
     def _read(self, name: str) -> None:
         pipe = self._pipes.get(name)
@@ -90,10 +104,11 @@ class LocalProcess:
 
 
 class LocalPlatform:
-    """Starts workers on this machine. They die with the agent (PR_SET_PDEATHSIG)."""
+    """Starts workers on this machine. They die with the agent (PR_SET_PDEATHSIG), and with a guard so does all that
+    they have started."""
 
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
+    def __init__(self, guard: GroupGuard | None = None) -> None:
+        self._guard = guard
 
     def start(
         self,
@@ -102,13 +117,14 @@ class LocalPlatform:
         *,
         on_output: Callable[[str, bytes], None],
         on_exit: Callable[[int | None, int | None], None],
+        before_exec: Callable[[], None] = lambda: None,
     ) -> LocalProcess:
         """See the port."""
-        prctl = self._libc.prctl
-        kill = int(signal.SIGKILL)
+        agent = os.getpid()
 
-        def die_with_parent() -> None:
-            prctl(PR_SET_PDEATHSIG, kill, 0, 0, 0)
+        def prepare() -> None:
+            die_with(agent)
+            before_exec()
 
         try:
             child = subprocess.Popen(
@@ -118,8 +134,38 @@ class LocalPlatform:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - one call, looked up before the fork
+                preexec_fn=prepare,  # noqa: PLW1509 - a few calls, looked up before the fork
             )
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot start {argv[0]}: {error}") from None
-        return LocalProcess(child, on_output, on_exit)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise EnvironmentProblem(why_not_started(argv[0], environment, error)) from None
+        try:
+            return LocalProcess(child, on_output, self._guarded(child.pid, on_exit))
+        except OSError as error:  # no descriptor is left
+            child.kill()
+            child.wait()
+            for pipe in (child.stdout, child.stderr):
+                assert pipe is not None
+                pipe.close()
+            raise EnvironmentProblem(why_not_started(argv[0], environment, error)) from None
+
+    def _guarded(
+        self, pid: int, on_exit: Callable[[int | None, int | None], None]
+    ) -> Callable[[int | None, int | None], None]:
+        guard = self._guard
+        if guard is None:
+            return on_exit
+        guard.add(pid)
+
+        def ended(code: int | None, signal_number: int | None) -> None:
+            guard.remove(pid)
+            on_exit(code, signal_number)
+
+        return ended
+
+
+def die_with(parent: int) -> None:
+    """Have the calling process die when its parent does, or at once if that has happened. For a child before its
+    program, where nothing may be imported or looked up any more."""
+    _prctl(PR_SET_PDEATHSIG, _KILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), _KILL)

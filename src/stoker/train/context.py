@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from stoker.errors import ConfigError
 from stoker.train.runtime import Runtime, runtime
+
+METRICS_MAX = 64
 
 
 class Context:
@@ -29,18 +32,35 @@ class Context:
     @property
     def local_rank(self) -> int:
         """Which of its node's workers this is."""
-        member = self._owner.member
+        member = self._owner.worlds.member
         return member.local_rank if member is not None else self._owner.settings.local_rank
 
     @property
     def device(self) -> torch.device:
-        """`cuda:LOCAL_RANK` where there is CUDA, else the CPU. Does not change during a run."""
+        """This worker's device, of the kind that `--accelerator` names; `auto`: of the accelerator that PyTorch sees,
+        else the CPU. Worker i of a node has its device i. Does not change during a run."""
         return self._owner.device
 
     @property
     def is_elastic(self) -> bool:
         """Whether an agent started this worker; False when the script runs alone."""
         return self._owner.channel is not None
+
+    def report(self, **metrics: float) -> None:
+        """Tell the job figures of this script, such as `ctx.report(loss=loss.item(), lr=lr)`.
+
+        They are shown by `stoker job status`, the newest of each name and worker. Costs no message of its own. Raises
+        ConfigError for what is not a number, or too many of them.
+        """
+        for name, value in metrics.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(
+                    f"ctx.report({name}=…) takes a number, not {type(value).__name__}; of a tensor give .item()"
+                )
+        known = self._owner.core.metrics
+        if len({*known, *metrics}) > METRICS_MAX:
+            raise ConfigError(f"ctx.report takes at most {METRICS_MAX} names")
+        self._owner.report({name: float(value) for name, value in metrics.items()})
 
     def __repr__(self) -> str:
         return (

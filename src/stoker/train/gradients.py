@@ -3,16 +3,31 @@
 No postponed annotations here: DistributedDataParallel checks the hook's by identity.
 """
 
+import time
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from stoker.data.session import Session
+from stoker.train.accumulation import Accumulation
 
 
-def weighted_mean(live: Session, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+class Reduction(NamedTuple):
+    """What reducing gradients needs to know, and what needs to know of it."""
+
+    live: Session
+    accumulation: Accumulation
+
+
+def weighted_mean(reduction: Reduction, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the sum of gradients, each weighted by its rank's share of the global batch."""
-    buffer = bucket.buffer()
+    live, buffer = reduction.live, bucket.buffer()
+    live.progress += 1
+    if bucket.is_last():
+        live.ready_at = time.perf_counter()
+        reduction.accumulation.forget()
     share = live.share
     if share is None or share.batch_records == 0:
         buffer.div_(live.world_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from stoker.wire.job import Order, WorkerPhase, WorkerState, World
+from stoker.wire.job import Order, WorkerPhase, WorkerState, WorldView
 
 Interrupt = Literal["no", "at-commit", "now"]
 
@@ -26,7 +26,11 @@ class MemberCore:
         self.clean = True
         self.fresh = True
         self.store = ""
-        self.world: World | None = None
+        self.progress = 0
+        self.busy_s = 0.0
+        self.broke = ""
+        self.metrics: dict[str, float] = {}
+        self.world: WorldView | None = None
         self.order = Order(generation=0)
 
     def state(self) -> WorkerState:
@@ -40,6 +44,10 @@ class MemberCore:
             fresh=self.fresh,
             store=self.store,
             elastic=True,
+            progress=self.progress,
+            busy_s=self.busy_s,
+            metrics=self.metrics,
+            broke=self.broke,
         )
 
     # -- orders -------------------------------------------------------------------------------------------
@@ -61,7 +69,7 @@ class MemberCore:
             return "now"
         return "now" if self.commits >= stop_at else "at-commit"
 
-    def offered_world(self) -> World | None:
+    def offered_world(self) -> WorldView | None:
         """The world that a parked worker may enter now."""
         world = self.order.world
         if self.phase != "parked" or world is None or world.generation != self.acknowledged:
@@ -70,8 +78,9 @@ class MemberCore:
             return None
         return world
 
-    def rank_in(self, world: World) -> int | None:
-        return next((m.rank for m in world.members if m.worker == self.worker), None)
+    def rank_in(self, world: WorldView) -> int | None:
+        member = world.member(self.worker)
+        return member.rank if member is not None else None
 
     @property
     def released(self) -> bool:
@@ -85,7 +94,7 @@ class MemberCore:
         self.commits, self.clean, self.store = commits, clean, store
         self.acknowledged = self.order.generation
 
-    def enter(self, world: World) -> None:
+    def enter(self, world: WorldView) -> None:
         """Become a member."""
         self.world = world
         self.phase = "member"
@@ -98,14 +107,15 @@ class MemberCore:
     def commit(self) -> None:
         self.commits += 1
 
-    def leave(self, *, clean: bool, store: str = "") -> None:
-        """Out of the world, whatever the reason, standing at the last commit if `clean`."""
+    def leave(self, *, clean: bool, store: str = "", broke: str = "") -> None:
+        """Out of the world, standing at the last commit if `clean`; `broke`: why, unless an order was the reason."""
         if self.world is not None:
             self.left = self.world.generation
         self.world = None
         self.phase = "parked"
         self.clean = clean
         self.store = store or self.store
+        self.broke = broke
         self.acknowledged = self.order.generation
 
     def finish(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -10,13 +11,29 @@ import torch
 from stoker.errors import ConfigError, WireError
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_INT_BITS = 63
+"""Of a number that msgpack holds; larger ones, such as the states of NumPy's generators, go as text."""
+
+
+class Described(NamedTuple):
+    """A tensor that is to come."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    kind: str
+    """Of the device that it belongs on, as torch names it: `cpu`, `cuda`, …"""
 
 
 def pack(value: Any, tensors: list[torch.Tensor], where: str = "state") -> Any:
     """Replace tensors by their number in `tensors`. Raises ConfigError, naming `where`, for other objects."""
     if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
+        if value.layout != torch.strided or value.is_quantized:
+            kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+            raise ConfigError(f"{where} is a {kind} tensor: State copies dense tensors, keep it as one")
+        tensors.append(value.detach().resolve_conj().resolve_neg())
         return {"t": len(tensors) - 1}
+    if type(value) is int and value.bit_length() > _INT_BITS:
+        return {"i": hex(value)}
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
@@ -25,8 +42,8 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str = "state") -> Any:
     if isinstance(value, (list, tuple)):
         items = [pack(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
         return items if isinstance(value, list) else {"u": items}
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return value.item()
+    if hasattr(value, "item") and getattr(value, "shape", None) == () and type(value.item()) in _PLAIN:
+        return pack(value.item(), tensors, where)
     raise ConfigError(
         f"{where} is a {type(value).__name__}: State holds modules, optimizers, objects with state_dict(), tensors "
         "and plain values (numbers, strings, lists, tuples, dicts)"
@@ -41,6 +58,8 @@ def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
         return value
     try:
         ((kind, inner),) = value.items()
+        if kind == "i":
+            return int(inner, 16)
         if kind == "t":
             return tensors[inner]
         if kind == "u":
@@ -52,19 +71,45 @@ def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
     raise WireError(f"broken state header: unknown kind {kind!r}")
 
 
-def encode_header(plain: Any, tensors: list[torch.Tensor]) -> bytes:
-    """The plain part with each tensor's dtype and shape."""
-    shapes = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    return msgspec.msgpack.encode([plain, shapes])
+def normalised(value: Any, where: str = "state") -> Any:
+    """What a copy of `value` is, of its own tensors: NumPy's scalars become numbers, named tuples tuples, and so on.
+
+    Raises ConfigError, naming `where`, for what cannot be copied.
+    """
+    tensors: list[torch.Tensor] = []
+    return unpack(pack(value, tensors, where), tensors)
 
 
-def decode_header(raw: bytes) -> tuple[Any, list[tuple[torch.dtype, tuple[int, ...]]]]:
-    """The plain part and each tensor's dtype and shape. Raises WireError."""
+def placed_as(value: Any, like: Any) -> Any:
+    """`value` with each of its tensors on the device of the tensor at the same place in `like`, where there is one."""
+    if isinstance(value, torch.Tensor):
+        return value.to(like.device) if isinstance(like, torch.Tensor) else value
+    if isinstance(value, dict) and isinstance(like, dict):
+        return {key: placed_as(held, like.get(key)) for key, held in value.items()}
+    if isinstance(value, (list, tuple)) and isinstance(like, (list, tuple)):
+        return type(value)(placed_as(v, like[i] if i < len(like) else None) for i, v in enumerate(value))
+    return value
+
+
+def encode_header(plain: Any, tensors: Sequence[torch.Tensor], kinds: Sequence[str] = ()) -> bytes:
+    """The plain part with each tensor's dtype, shape and kind of device: its own, or as `kinds` says."""
+    described = [
+        [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), kind]
+        for tensor, kind in zip(tensors, kinds or [t.device.type for t in tensors], strict=True)
+    ]
+    return msgspec.msgpack.encode([plain, described])
+
+
+def decode_header(raw: bytes) -> tuple[Any, list[Described]]:
+    """The plain part and what each tensor is. Raises WireError."""
     try:
-        plain, shapes = msgspec.msgpack.decode(raw)
-        described = [(getattr(torch, name), tuple(int(n) for n in shape)) for name, shape in shapes]
+        plain, described = msgspec.msgpack.decode(raw)
+        tensors = [
+            Described(getattr(torch, name), tuple(int(n) for n in shape), kind)
+            for name, shape, kind in described
+        ]
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
         raise WireError(f"broken state header: {error}") from None
-    if not all(isinstance(dtype, torch.dtype) for dtype, _ in described):
+    if not all(isinstance(one.dtype, torch.dtype) and isinstance(one.kind, str) for one in tensors):
         raise WireError("broken state header: not a tensor type")
-    return plain, described
+    return plain, tensors

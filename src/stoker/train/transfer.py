@@ -7,57 +7,81 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stoker.train.accelerator import CPU
 from stoker.train.packing import decode_header, encode_header, pack, unpack
-from stoker.wire.job import World
+from stoker.wire.job import WorldView
 
 
-def send_state(world: World, rank: int, state: dict[str, Any], device: torch.device) -> None:
+def send_state(world: WorldView, rank: int, state: dict[str, Any], device: torch.device) -> None:
     """The source's side. Raises RuntimeError when a receiver dies."""
     tensors: list[torch.Tensor] = []
-    header = encode_header(pack(state, tensors), tensors)
+    header = encode_header(pack(state, tensors), tensors, kinds_at_the_receiver(state))
     raw = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device)
-    size = torch.tensor([len(header)], dtype=torch.int64, device=device)
-    for part in (size, raw, *(_bytes_of(tensor.to(device).contiguous()) for tensor in tensors)):
-        _send(world, rank, part)
+    _send(world, rank, torch.tensor([len(header)], dtype=torch.int64, device=device))
+    _send(world, rank, raw)
+    for tensor in tensors:  # one after the other: a copy of all would double the memory that they take
+        _send(world, rank, bytes_of(tensor.to(device)))
 
 
-def receive_state(world: World, device: torch.device) -> dict[str, Any]:
+def kinds_at_the_receiver(state: dict[str, Any]) -> list[str]:
+    """On what kind of device each tensor is to be kept until the state is loaded, in the order of `pack`.
+
+    Where the source has it. But a module copies what it loads into its own tensors, so that with them on the device
+    parameters would be there twice; optimizers keep the very tensors that they load.
+    """
+    kinds: list[str] = []
+    for part, held in state.items():
+        tensors: list[torch.Tensor] = []
+        pack(held, tensors)
+        kinds += [CPU if part == "modules" else tensor.device.type for tensor in tensors]
+    return kinds
+
+
+def receive_state(world: WorldView, device: torch.device) -> dict[str, Any]:
     """A receiver's side: into new tensors, so that a source that dies in the middle leaves nothing behind.
+
+    What belongs on the host is moved there at once: the device never holds more than one tensor of it.
 
     Raises RuntimeError when the source dies, WireError for a broken header.
     """
     size = _receive(world, torch.zeros(1, dtype=torch.int64, device=device))
     raw = _receive(world, torch.zeros(int(size.item()), dtype=torch.uint8, device=device))
     plain, described = decode_header(raw.cpu().numpy().tobytes())
-    tensors = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in described]
-    for tensor in tensors:
-        _receive(world, _bytes_of(tensor))
+    tensors = []
+    for dtype, shape, kind in described:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        _receive(world, bytes_of(tensor))
+        tensors.append(tensor.cpu() if kind == CPU else tensor)
     result = unpack(plain, tensors)
     assert isinstance(result, dict)
     return result
 
 
-def receivers_of(world: World) -> list[int]:
+def receivers_of(world: WorldView) -> list[int]:
     """Ranks that copy."""
-    return [m.rank for m in world.members if m.copy_state]
+    if world.all_receive:
+        return [rank for rank in range(world.size) if rank != world.source]
+    return list(world.receivers)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: Gloo and NCCL know few types, and none of them looks inside."""
-    return tensor.reshape(-1).view(torch.uint8)
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, where it is dense: Gloo and NCCL know few types, and none of them looks inside."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # a single element may have any
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
-def _send(world: World, rank: int, tensor: torch.Tensor) -> None:
-    receivers = receivers_of(world)
-    if len(receivers) == len(world.members) - 1:
+def _send(world: WorldView, rank: int, tensor: torch.Tensor) -> None:
+    if world.all_receive:
         dist.broadcast(tensor, src=rank)
     else:
-        for receiver in receivers:
+        for receiver in world.receivers:
             dist.send(tensor, dst=receiver)
 
 
-def _receive(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    if len(receivers_of(world)) == len(world.members) - 1:
+def _receive(world: WorldView, tensor: torch.Tensor) -> torch.Tensor:
+    if world.all_receive:
         dist.broadcast(tensor, src=world.source)
     else:
         dist.recv(tensor, src=world.source)

@@ -89,6 +89,12 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "lru"
     ttl_s: float = 3600.0
     stale_if_error_s: float = 86400.0
+    origin_bytes_per_s: float = 0.0
+    """How fast content may be read from the origin; 0: no limit."""
+    origin_requests_per_s: float = 0.0
+    """How often the origin may be asked; 0: no limit."""
+    hedges: bool = False
+    """Ask the origin a second time beside a read that takes longer than 99 of 100 of its reads did."""
 
 
 class Refreshed(msgspec.Struct, frozen=True):
@@ -111,6 +117,11 @@ class BucketStatus(msgspec.Struct, frozen=True):
     origin_bytes: int
     origin_requests: int
     path_hits: int = 0
+    origin_state: str = "closed"
+    """`open`: the origin failed again and again and is left alone for a while; `probing`: one request goes to see."""
+    origin_retries: int = 0
+    origin_hedges: int = 0
+    """Second requests beside slow ones; they count as requests as well."""
 
 
 class CacheStatus(msgspec.Struct, frozen=True):

@@ -44,11 +44,18 @@ class FrameCodec(Generic[T]):
         return int(length)
 
     async def read(self, reader: asyncio.StreamReader) -> T | None:
-        """The next message, or None at the end of the stream."""
+        """The next message, or None at the end of the stream, whatever ended it."""
+        try:
+            return await self.read_or_break(reader)
+        except OSError:
+            return None
+
+    async def read_or_break(self, reader: asyncio.StreamReader) -> T | None:
+        """The next message, or None when the peer has closed the stream; OSError when something else broke it."""
         try:
             head = await reader.readexactly(_LENGTH.size)
             body = await reader.readexactly(self.checked_length(head))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except asyncio.IncompleteReadError:
             return None
         return self.decode(body)
 

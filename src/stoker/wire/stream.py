@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from dataclasses import dataclass, field
 
 from stoker.errors import AccessDenied, MasterUnreachable, WireError
@@ -14,7 +13,7 @@ MAX_HEAD_BYTES = 16 * 1024
 
 
 class ConnectionClosed(WireError):
-    """The peer closed the connection before it said anything, as a probe does."""
+    """The peer closed the connection before it had said all, as a process does that dies."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,16 @@ class Head:
 async def read_head(reader: asyncio.StreamReader) -> Head:
     """Read up to the blank line.
 
-    Raises ConnectionClosed when nothing came, WireError for anything that is not a bounded HTTP head.
+    Raises ConnectionClosed when the end comes first, WireError for anything that is not a bounded HTTP head.
     """
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
-        if not error.partial:
-            raise ConnectionClosed("the peer hung up without a word") from None
-        raise WireError("the peer hung up in the middle of an HTTP head") from None
-    except (asyncio.LimitOverrunError, ConnectionError) as error:
+        how = "in the middle of an HTTP head" if error.partial else "without a word"
+        raise ConnectionClosed(f"the peer hung up {how}") from None
+    except ConnectionError as error:
+        raise ConnectionClosed(f"the peer hung up without a word: {error}") from None
+    except asyncio.LimitOverrunError as error:
         raise WireError(f"no complete HTTP head: {error}") from None
     if len(raw) > MAX_HEAD_BYTES:
         raise WireError(f"an HTTP head of {len(raw)} bytes is over the limit of {MAX_HEAD_BYTES}")
@@ -56,20 +56,6 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
         if colon:
             headers[name.strip().lower()] = value.strip()
     return Head(lines[0], headers)
-
-
-def bearer_matches(head: Head, token: str) -> bool:
-    """Whether the request carries this bearer token, compared in constant time."""
-    scheme, _, given = head.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
-
-
-def response(status: str, body: bytes = b"", content_type: str = "application/json") -> bytes:
-    """A whole HTTP response that closes the connection."""
-    return (
-        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    ).encode() + body
 
 
 SWITCHING = f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: {UPGRADE}\r\nConnection: Upgrade\r\n\r\n".encode()
@@ -84,7 +70,8 @@ async def open_stream(
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError) as error:
-        raise MasterUnreachable(f"no master answers at {where}: {error}") from None
+        reason = str(error) or f"no answer within {timeout_s:.1f} s"
+        raise MasterUnreachable(f"no master answers at {where}: {reason}") from None
     try:
         async with asyncio.timeout(timeout_s):
             writer.write(
@@ -105,7 +92,10 @@ async def open_stream(
     except TimeoutError:
         writer.close()
         raise MasterUnreachable(f"the master at {where} does not answer") from None
-    except (AccessDenied, WireError):
+    except ConnectionClosed as error:  # it died just now
+        writer.close()
+        raise MasterUnreachable(f"the master at {where} does not answer: {error}") from None
+    except (AccessDenied, WireError, asyncio.CancelledError):
         writer.close()
         raise
     return reader, writer

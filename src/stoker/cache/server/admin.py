@@ -75,6 +75,8 @@ class Admin:
                     held_bytes=held_bytes, held_blocks=blocks, hits=bucket.hits, misses=bucket.misses,
                     hit_bytes=bucket.hit_bytes, origin_bytes=counters.bytes_read,
                     origin_requests=counters.requests, path_hits=bucket.path_hits,
+                    origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
+                    origin_hedges=bucket.origin.hedges,
                 )
             )  # fmt: skip
         problem = engine.shelf.problem
@@ -121,6 +123,8 @@ def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
         raise ConfigError(f"{spec.policy!r} is not an eviction policy; there are {', '.join(POLICIES)}")
     if spec.ttl_s < 0 or spec.stale_if_error_s < 0:
         raise ConfigError("ttl_s and stale_if_error_s must not be negative")
+    if spec.origin_bytes_per_s < 0 or spec.origin_requests_per_s < 0:
+        raise ConfigError("origin_bytes_per_s and origin_requests_per_s must not be negative; 0 is no limit")
     return spec
 
 

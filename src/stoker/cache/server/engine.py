@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from stoker.base.clock import Clock
+from stoker.base.rng import Rng
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES, BlockId, block_bounds, block_count
+from stoker.cache.limits import OriginLimits
+from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.port import Origin
 from stoker.cache.server.budget import Budget
 from stoker.cache.server.flights import Flights
@@ -20,7 +22,6 @@ from stoker.wire.cache_api import BucketSpec, ObjectInfo
 
 FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
-_RETRY_S = 0.2
 HOT_BYTES_MAX = 96 * 1024 * 1024
 
 
@@ -48,7 +49,7 @@ class Bucket:
 
     name: str
     spec: BucketSpec
-    origin: Origin
+    origin: GuardedOrigin
     pointers: dict[str, Pointer] = field(default_factory=dict)
     hits: int = 0
     misses: int = 0
@@ -75,6 +76,7 @@ class Engine:
         self.block_size_bytes = settings.block_size_bytes
         self._store = store
         self._clock = clock
+        self._rng = Rng(int(clock.wall() * 1e6))
         self._open_origin = open_origin
         self.shelf = Shelf(store, settings.capacity_bytes, settings.hot_bytes_max, self._policy_of, clock)
         self._stats: Flights[tuple[str, str], Pointer] = Flights(self._stat)
@@ -111,7 +113,14 @@ class Engine:
             if known.spec == spec:
                 return False
             raise ConfigError(f"there is a bucket {name!r} already, with another origin or other settings")
-        origin = self._open_origin(spec.origin_url)
+        limits = OriginLimits(
+            bytes_per_s=spec.origin_bytes_per_s,
+            requests_per_s=spec.origin_requests_per_s,
+            hedges=spec.hedges,
+        )
+        origin = GuardedOrigin(
+            self._open_origin(spec.origin_url), limits, self._clock, self._rng.fork(len(self.buckets))
+        )
         pointers = self._waiting_pointers.pop(name, {})
         if self._known_origins.get(name, origin.url) != origin.url:
             # Another origin's content must never be served under this name.
@@ -264,16 +273,8 @@ class Engine:
         start, stop = block_bounds(pointer.size_bytes, self.block_size_bytes, block.index)
         await self._budget.take(stop - start)
         try:
-            data = await self._read(bucket.origin, block, start, stop)
+            data = await bucket.origin.read(block.key, start, stop, block.version)
             await self.shelf.put(block, data)
         finally:
             self._budget.give(stop - start)
         return data
-
-    async def _read(self, origin: Origin, block: BlockId, start: int, stop: int) -> bytes:
-        """One read, and one more if the origin fails."""
-        try:
-            return await origin.read(block.key, start, stop, block.version)
-        except OriginError:
-            await asyncio.sleep(_RETRY_S)
-            return await origin.read(block.key, start, stop, block.version)

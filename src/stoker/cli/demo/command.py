@@ -29,7 +29,8 @@ from stoker.cli.demo.summary import print_summary
 from stoker.cli.demo.view import View, view_for
 from stoker.cli.demo.watch import Watch
 from stoker.cli.endpoint import Endpoint, Nodes
-from stoker.cli.launch import Launch, run_job
+from stoker.cli.launch import run_job
+from stoker.cli.options import Launch
 from stoker.errors import EXIT_INTERRUPTED, ConfigError, EnvironmentProblem
 from stoker.settings import Timeouts
 

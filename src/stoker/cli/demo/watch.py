@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from stoker.base.rng import Rng
 from stoker.cache.client.client import CacheClient
 from stoker.cli.demo.story import Kill, LedgerTail, Schedule, Story
-from stoker.errors import StokerError
-from stoker.job.journal.port import Journal
-from stoker.job.journal.sqlite import SqliteJournal
+from stoker.errors import JournalUnavailable, StokerError
+from stoker.job.journal.file import FileJournal
 from stoker.wire.cache_api import CacheStatus
+from stoker.wire.job import Directive
 
 if TYPE_CHECKING:
     from stoker.agent.agent import Agent
-    from stoker.job.master import Master
 
 TICK_S = 0.1
 LOOK_S = 0.5
@@ -110,18 +109,19 @@ class Watch:
     last_pids: dict[str, int] = field(default_factory=dict)
     """Process ids: of the first world, of all workers ever, of the workers at the end."""
     _agent: Agent | None = None
-    _master: Master | None = None
+    _journal: FileJournal | None = None
     _client: CacheClient | None = None
     _tail: LedgerTail | None = None
     _task: asyncio.Task[None] | None = None
     _looked_s: float = 0.0
     _told: int = 0
 
-    def start(self, agent: Agent, master: Master | None) -> None:
+    def start(self, agent: Agent) -> None:
         """The job runs: look on from now."""
         self.started_s = time.time()
-        self._agent, self._master = agent, master
+        self._agent = agent
         self.folder = agent.config.log_dir
+        self._journal = FileJournal(self.folder / "events.db")
         self._tail = LedgerTail(self.folder / "audit")
         where = agent.config.extra
         self._client = CacheClient(
@@ -137,12 +137,11 @@ class Watch:
                 await self._task
         if self._client is not None:
             self._client.close()
-        self._agent = self._master = None
+        self._agent = None
         self._read_ledgers()
-        if self.folder is not None:
-            journal = SqliteJournal(self.folder / "events.db")
-            self._read_events(journal)
-            journal.close()
+        await self._read_events()
+        if self._journal is not None:
+            await self._journal.close()
         self.ended_s = next((e.wall_s for e in self.events if e.kind == "ended"), time.time())
 
     def show(self, rank: int, stream: str, line: bytes) -> None:
@@ -169,8 +168,7 @@ class Watch:
             if now - self._looked_s >= LOOK_S:
                 self._looked_s = now
                 await asyncio.to_thread(self._ask_cache)
-                if self._master is not None:
-                    self._read_events(self._master.journal)
+                await self._read_events()
                 self.on_picture(self._picture(now))
             await asyncio.sleep(TICK_S)
 
@@ -195,13 +193,18 @@ class Watch:
             return  # the workers will say what is wrong with it
         self.cache.append(CacheSample(time.time(), status.hits, status.misses, status.origin_bytes))
 
-    def _read_events(self, journal: Journal) -> None:
-        entries = journal.entries()
-        for entry in entries[self._told :]:
+    async def _read_events(self) -> None:
+        if self._journal is None:
+            return
+        try:
+            entries = await self._journal.read_entries(self._told)
+        except JournalUnavailable:
+            return  # the master has not made it yet
+        for entry in entries:
             event = event_of(entry)
             if event is not None:
                 self._tell(event)
-        self._told = len(entries)
+            self._told = int(entry["seq"])
 
     def _tell(self, event: Event) -> None:
         self.events.append(event)
@@ -209,17 +212,13 @@ class Watch:
 
     def _maybe_kill(self) -> None:
         """Kill one worker of the running world, once, in the second half of the first epoch."""
-        if not self.kill_wanted or self.kill is not None or self._agent is None or self._master is None:
+        if not self.kill_wanted or self.kill is not None or self._agent is None:
             return
-        world = self._master.machine.world
+        world = self._agent.core.directive.world
         if self.story.steps_done < self.schedule.steps_per_epoch * KILL_AT or world is None:
             return
         pids = self._agent.pids
-        if (
-            self._master.machine.phase != "running"
-            or len(world.members) != self.workers
-            or len(pids) != self.workers
-        ):
+        if world.size != self.workers or len(pids) != self.workers:
             return
         victim = self.rng.choice(world.members)
         pid = pids[victim.worker]
@@ -231,12 +230,12 @@ class Watch:
 
     def _picture(self, now: float) -> Picture:
         assert self._agent is not None
-        assert self._master is not None
-        machine = self._master.machine
-        ranks = {m.worker: m.rank for m in machine.world.members} if machine.world is not None else {}
+        core = self._agent.core
+        world = core.directive.world
+        ranks = {m.worker: m.rank for m in world.members} if world is not None else {}
         rows = []
         for worker, pid in self._agent.pids.items():
-            known = machine.roster.workers.get(worker)
+            known = core.workers.get(worker)
             state = known.state.phase if known is not None else "starting"
             rows.append(WorkerRow(worker, ranks.get(worker), pid, state))
         times = [(s, at) for g in self.story.commits.values() for s, at in g.items() if at > now - 60]
@@ -244,8 +243,8 @@ class Watch:
         recent = sum(self.schedule.records_of(s) for s, at in times if at > now - RATE_WINDOW_S)
         return Picture(
             elapsed_s=now - self.started_s,
-            phase=machine.phase,
-            generation=machine.generation,
+            phase=_phase_of(core.directive),
+            generation=core.directive.generation,
             workers=tuple(sorted(rows, key=lambda r: (r.rank is None, r.rank, r.worker))),
             steps_done=self.story.steps_done,
             samples_per_s=recent / RATE_WINDOW_S,
@@ -262,6 +261,14 @@ class Watch:
             if 0 <= age < len(sums):
                 sums[-1 - age] += self.schedule.records_of(step)
         return tuple(sums)
+
+
+def _phase_of(directive: Directive) -> str:
+    if directive.outcome is not None:
+        return "ended"
+    if directive.world is not None:
+        return "running"
+    return "forming" if directive.generation else "waiting"
 
 
 def event_of(entry: dict[str, Any]) -> Event | None:

@@ -1,0 +1,100 @@
+"""nginx to compare with, and wrk to ask both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stoker.platform.proc import stat_fields
+
+TOKEN = "benchmark-token"
+_NGINX = """
+worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; tcp_nodelay on; keepalive_requests 100000000;
+  open_file_cache max=1000 inactive=60s; types {{ }} default_type application/octet-stream;
+  client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
+  uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
+  server {{
+    listen 127.0.0.1:{port};
+    if ($http_authorization != "Bearer {token}") {{ return 401; }}
+    location / {{ root {folder}/www; }}
+  }}
+}}
+"""
+
+
+class Asked(NamedTuple):
+    """What wrk saw."""
+
+    per_s: float
+    requests: int
+
+
+def missing_tools() -> list[str]:
+    """Those of nginx and wrk that are not installed."""
+    return [tool for tool in ("nginx", "wrk") if find(tool) is None]
+
+
+def wrk(url: str, seconds: int, connections: int, *headers: str) -> Asked:
+    """Ask as fast as that goes; every answer must be a good one."""
+    program = find("wrk")
+    assert program is not None
+    named = [part for header in (f"Authorization: Bearer {TOKEN}", *headers) for part in ("-H", header)]
+    command = [program, "-t1", "--timeout", "30s", f"-c{connections}", f"-d{seconds}s", *named, url]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rate, count = re.search(r"Requests/sec:\s+([0-9.]+)", text), re.search(r"(\d+) requests in", text)
+    if rate is None or count is None or "Non-2xx" in text or "Socket errors" in text:
+        raise RuntimeError(f"wrk on {url}:\n{text}")
+    return Asked(float(rate.group(1)), int(count.group(1)))
+
+
+@contextlib.contextmanager
+def nginx(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve FOLDER/www; yields the address and the pid of the worker."""
+    program = find("nginx")
+    assert program is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(_NGINX.format(folder=folder, port=port, token=TOKEN))
+    server = subprocess.Popen(
+        [program, "-c", str(config), "-p", str(folder), "-e", str(folder / "error.log")]
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            if time.monotonic() > deadline:
+                raise RuntimeError("nginx did not start: " + (folder / "error.log").read_text())
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}", _child_of(server.pid)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has had, in seconds."""
+    fields = stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def find(tool: str) -> str | None:
+    """Where a program is; nginx is often where only root looks."""
+    return shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")

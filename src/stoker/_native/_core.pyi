@@ -1,0 +1,240 @@
+class FileProblem(OSError):
+    """A file of the index cannot be used: its errno (0: it is not what it should be), and a message."""
+
+class Replay:
+    """What opening an index met in its file."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def damaged_bytes(self) -> int: ...
+    @property
+    def was_torn(self) -> bool: ...
+
+class Found:
+    """An object as it was when it was looked up.
+
+    Times are seconds since 1970; `checked_s` 0: the origin must be asked.
+    """
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checked_s(self) -> int: ...
+    @property
+    def used_s(self) -> int: ...
+    @property
+    def container(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def crc(self) -> int: ...
+    @property
+    def is_absent(self) -> bool: ...
+    @property
+    def is_large(self) -> bool: ...
+    @property
+    def is_verified(self) -> bool: ...
+    def block(self, block: int) -> tuple[int, bool] | None:
+        """Checksum of a held block, and whether it was verified since the start; None: it is not held."""
+
+class Piece:
+    """A place where bytes lie that are held; `block` is None for an object that is packed whole."""
+
+    def __init__(self, bucket: int, id: bytes, block: int | None, container: int) -> None: ...
+    @property
+    def bucket(self) -> int: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def block(self) -> int | None: ...
+    @property
+    def container(self) -> int: ...
+    @property
+    def used_s(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class Container:
+    """What is held of one file."""
+
+    @property
+    def bucket(self) -> int: ...
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def used_s(self) -> int: ...
+
+class BucketFigures:
+    """What is held of one bucket."""
+
+    @property
+    def objects(self) -> int: ...
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class Name:
+    """An object with its name."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checked_s(self) -> int: ...
+    @property
+    def used_s(self) -> int: ...
+    @property
+    def container(self) -> int: ...
+    @property
+    def is_absent(self) -> bool: ...
+
+class Index:
+    """Objects and where their bytes are, durable in one file. Safe to use from several threads; see `index.h`.
+
+    Opening and all that appends to the file raises FileProblem.
+    """
+
+    def __init__(self, path: str, block_size_bytes: int) -> None: ...
+    @property
+    def replay(self) -> Replay: ...
+    def file_bytes(self) -> int: ...
+    def memory_bytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def bucket(self, name: str, note: str) -> int:
+        """The number of a bucket, which is made where there is none; `note` is kept with it."""
+
+    def buckets(self) -> dict[str, tuple[int, str]]: ...
+    def find(self, bucket: int, key: str, with_blocks: bool = False) -> Found | None: ...
+    def learn(self, bucket: int, key: str, version: str, size_bytes: int, absent: bool, now_s: int) -> bool:
+        """What the origin says; whether that is another version than was known, whose pieces are gone."""
+
+    def forget(self, bucket: int, key: str) -> bool: ...
+    def refresh(self, bucket: int, prefix: str) -> int:
+        """Have the origin asked before anything under the prefix is served again; how many keys that are."""
+
+    def clear(self, bucket: int) -> None: ...
+    def hold(
+        self,
+        bucket: int,
+        key: str,
+        version: str,
+        block: int | None,
+        container: int,
+        offset: int,
+        crc: int,
+        now_s: int,
+    ) -> bool:
+        """A piece was written and verified. False: the key has another version by now."""
+
+    def verified(self, bucket: int, key: str, block: int | None, container: int) -> bool: ...
+    def lose(self, piece: Piece) -> bool: ...
+    def lose_container(self, container: int) -> None: ...
+    def use(self, bucket: int, key: str, block: int | None, now_s: int) -> None: ...
+    def containers(self) -> dict[int, Container]: ...
+    def figures(self) -> dict[int, BucketFigures]: ...
+    def sample(self, count: int, bucket: int | None, seed: int) -> list[Piece]:
+        """Some pieces that are held, drawn by chance."""
+
+    def scan(self, bucket: int, prefix: str, cursor: int, limit: int) -> tuple[list[Name], int]:
+        """Objects in no order, and the cursor to go on with; 0 begins, and comes after the last."""
+
+    def compact(self, anyway: bool = False) -> bool: ...
+    def sync(self) -> None: ...
+
+class Files:
+    """Open files of containers, below a folder."""
+
+    def __init__(self, folder: str, open_max: int) -> None: ...
+    def path(self, container: int) -> str: ...
+    def is_used(self, container: int) -> bool:
+        """Whether somebody sends from it. Asked after its blocks were taken out of the index: then nobody begins to."""
+
+    def forget(self, container: int, size_bytes: int) -> None:
+        """It is unlinked: what is being sent from it goes on, and its bytes are `leaving_bytes` until then."""
+
+    def leaving_bytes(self) -> int: ...
+
+class FrontSettings:
+    """Limits of a front; see `front.h` for what each means."""
+
+    connections_max: int
+    head_bytes_max: int
+    body_bytes_max: int
+    head_s: float
+    body_s: float
+    idle_s: float
+    send_s: float
+    egress_bytes_per_s: float
+    connection_bytes_per_s: float
+    threads: int
+
+class Figures:
+    """What a front has done since it was made; `connections` are those that are open now."""
+
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def handed_over(self) -> int: ...
+    @property
+    def sent_bytes(self) -> int: ...
+    @property
+    def timed_out(self) -> int: ...
+    @property
+    def connections(self) -> int: ...
+
+_Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
+
+class Front:
+    """HTTP/1.1 on threads of its own: answers hits, and hands all else to the back.
+
+    The back reads `take` whenever `fileno()` is readable: `("asked", connection, (method, target, headers, body, number
+    of the token or -2, whether it is this user's process))`, `("gone", connection, None)` for one that was asked of or
+    waited for, `("drained", connection, None)` after `notify`. A connection that is gone hears nothing.
+    """
+
+    def __init__(self, index: Index, files: Files, settings: FrontSettings) -> None: ...
+    def listen(self, fd: int) -> None:
+        """Take over a listening socket that does not block. Before `start`."""
+
+    def start(self) -> None: ...
+    def drain(self) -> None:
+        """Take no more connections, end idle ones, and the others when what was asked is answered."""
+
+    def stop(self) -> None: ...
+    def set_rules(
+        self,
+        tokens: list[tuple[str, list[str] | None]],
+        buckets: dict[str, tuple[int, float]],
+    ) -> None:
+        """Tokens, each with the buckets that it opens (None: all), and buckets with their number and ttl in seconds."""
+
+    def set_now(self, now_s: int) -> None:
+        """Seconds since 1970, as the index counts them."""
+
+    def fileno(self) -> int: ...
+    def take(self, limit: int) -> list[tuple[str, int, _Asked | None]]: ...
+    def say(self, connection: int, bytes: bytes, is_data: bool = False) -> bool: ...
+    def send_file(self, files: Files, connection: int, container: int, offset: int, size: int) -> bool:
+        """False if the file cannot be opened."""
+
+    def finish(self, connection: int) -> bool: ...
+    def drop(self, connection: int) -> bool: ...
+    def notify(self, connection: int, unsent_bytes_max: int) -> bool: ...
+    def figures(self) -> Figures: ...
+    def take_hits(self) -> dict[int, tuple[int, int]]:
+        """Hits and their bytes since the last call, by the bucket's number."""

@@ -1,0 +1,365 @@
+#include "connection.h"
+
+#include <sys/epoll.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "loop.h"
+
+namespace stoker {
+namespace {
+
+constexpr size_t READ_SIZE = 64 * 1024;
+constexpr uint64_t UNSENT_MAX = 4 * 1024 * 1024;  // beyond that no further request is looked at
+constexpr uint64_t TURN_BYTES = 2 * 1024 * 1024;  // for one connection, before the others have their turn
+constexpr uint64_t LIMITED_TURN_BYTES = 64 * 1024;  // so that none takes all that may go out
+constexpr int TURNS = 16;
+constexpr double LINGER_S = 1;
+
+const char* reason_of(int status) {
+  switch (status) {
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 408: return "Request Timeout";
+    case 413: return "Content Too Large";
+    case 431: return "Request Header Fields Too Large";
+    default: return "Service Unavailable";
+  }
+}
+
+std::string lower_of(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+  return lower;
+}
+
+}  // namespace
+
+Connection::Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_own_user, double now_s)
+    : front_(front), loop_(loop), id_(id), fd_(fd), is_own_user_(is_own_user),
+      rate_(front.settings_.connection_bytes_per_s), since_s_(now_s) {
+  front_.connections_.fetch_add(1, std::memory_order_relaxed);
+}
+
+Connection::~Connection() {
+  ::close(fd_);
+  front_.connections_.fetch_sub(1, std::memory_order_relaxed);
+  if (state_ == State::back || notify_at_ >= 0) front_.post(Event{Event::Kind::gone, id_, {}});
+}
+
+void Connection::on_ready(uint32_t events) {
+  if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) is_readable_ = true;
+  if (events & EPOLLOUT) is_writable_ = true;
+  if (events & EPOLLRDHUP) ends_soon_ = true;
+  if (events & (EPOLLERR | EPOLLHUP)) is_lost_ = true;
+}
+
+// As much as can be done now, and as is fair. Events are edge-triggered: what is left undone here is asked for again.
+Connection::Step Connection::advance(double now_s) {
+  for (int turn = 0; turn < TURNS; ++turn) {
+    if (is_lost_) return Step::close;
+    if (unsent_bytes_ && is_writable_ && !is_throttled_ && !flush(now_s)) return Step::close;
+    if (state_ == State::head && (closes_ || (has_ended_ && is_looked_at_))) state_ = State::ending;
+    if (state_ == State::ending && unsent_bytes_ == 0) {
+      if (has_ended_) return Step::close;
+      if (!is_shut_) {
+        // Closing now, with input unread, would reset the connection and take back what was sent last.
+        is_shut_ = true;
+        since_s_ = now_s;
+        ::shutdown(fd_, SHUT_WR);
+      }
+    }
+    if (has_work()) work(now_s);
+    else if (!wants_bytes() || !is_readable_) break;
+    else if (!receive(now_s)) return Step::close;
+  }
+  const bool can_send = unsent_bytes_ && is_writable_ && !is_throttled_;
+  return can_send || has_work() || (wants_bytes() && is_readable_) ? Step::again : Step::go_on;
+}
+
+bool Connection::has_work() const {
+  return !is_looked_at_ && !closes_ && (state_ == State::head || state_ == State::body) && unsent_bytes_ < UNSENT_MAX;
+}
+
+// -- what comes in -----------------------------------------------------------------------------------------------
+
+bool Connection::wants_bytes() const {
+  if (has_ended_) return false;
+  if (state_ == State::ending) return true;  // to throw them away
+  return state_ != State::back && !closes_ && unsent_bytes_ < UNSENT_MAX;
+}
+
+bool Connection::receive(double now_s) {
+  char buffer[READ_SIZE];
+  const ssize_t got = ::recv(fd_, buffer, sizeof buffer, 0);
+  if (got < 0) {
+    if (errno == EINTR) return true;
+    is_readable_ = false;
+    return errno == EAGAIN;
+  }
+  if (got == 0) {
+    has_ended_ = true;
+    return state_ == State::head || (state_ == State::ending && unsent_bytes_);
+  }
+  if (got < static_cast<ssize_t>(sizeof buffer) && !ends_soon_) is_readable_ = false;
+  if (state_ == State::ending) return true;
+  if (input_.empty() && state_ == State::head) since_s_ = now_s;
+  input_.append(buffer, static_cast<size_t>(got));
+  is_looked_at_ = false;
+  return true;
+}
+
+void Connection::work(double now_s) {
+  is_looked_at_ = true;
+  while (!closes_ && unsent_bytes_ < UNSENT_MAX && taken_ < input_.size()) {
+    const size_t before = taken_;
+    const State state = state_;
+    if (state == State::head) read_head(now_s);
+    else if (state == State::body) read_body(now_s);
+    else break;
+    if (taken_ == before && state_ == state) break;  // it is not whole yet
+  }
+  if (taken_ < input_.size() && (state_ == State::back || unsent_bytes_ >= UNSENT_MAX)) is_looked_at_ = false;
+  if (taken_ == input_.size()) {
+    input_.clear();
+    if (input_.capacity() > READ_SIZE * 2) input_.shrink_to_fit();
+  } else {
+    input_.erase(0, taken_);
+  }
+  taken_ = 0;
+}
+
+void Connection::read_head(double now_s) {
+  if (seen_ == 0)  // empty lines before a request are let pass (RFC 9112, 2.2), and are no part of one
+    while (input_.compare(taken_, 2, "\r\n") == 0) taken_ += 2;
+  if (taken_ == input_.size()) return;
+  const char* why = nullptr;
+  const std::string_view left = std::string_view(input_).substr(taken_);
+  const Parsed parsed = parse_head(left, seen_, head_, why);
+  const size_t size = parsed == Parsed::more ? left.size() : head_.size;
+  if (size > front_.settings_.head_bytes_max)
+    return refuse(431, "header_too_large",
+                  "a request head has at most " + std::to_string(front_.settings_.head_bytes_max) + " bytes", now_s);
+  if (parsed == Parsed::more) return;
+  if (parsed == Parsed::bad) return refuse(400, "protocol", std::string("this is not HTTP/1.1: ") + why, now_s);
+  taken_ += head_.size;
+  front_.requests_.fetch_add(1, std::memory_order_relaxed);
+  keeps_alive_ = head_.keeps_alive;
+  if (!is_authorised()) return refuse(401, "no_token", "a bearer token is needed", now_s);
+  since_s_ = now_s;
+  if (!head_.has_body() && answer_hit()) {
+    if (!keeps_alive_) closes_ = true;
+    return;
+  }
+  asked_ = Asked{};
+  asked_.method = head_.method;
+  asked_.target = head_.target;
+  for (const Header& header : head_.headers)
+    asked_.headers.emplace_back(lower_of(header.name), std::string(header.value));
+  asked_.principal = principal_;
+  asked_.is_own_user = is_own_user_;
+  if (!head_.has_body()) return dispatch(now_s);
+  if (head_.content_length > front_.settings_.body_bytes_max)
+    return refuse(413, "too_large",
+                  "a request body has at most " + std::to_string(front_.settings_.body_bytes_max) + " bytes", now_s);
+  if (head_.expects_continue) put_text("HTTP/1.1 100 Continue\r\n\r\n", false);
+  body_.clear();
+  chunks_ = ChunkReader();
+  state_ = State::body;
+}
+
+void Connection::read_body(double now_s) {
+  const std::string_view left = std::string_view(input_).substr(taken_);
+  since_s_ = now_s;
+  bool is_done;
+  if (head_.is_chunked) {
+    taken_ += chunks_.take(left, body_);
+    if (chunks_.is_bad()) return refuse(400, "protocol", "the chunks of the body cannot be read", now_s);
+    is_done = chunks_.is_done();
+  } else {
+    const size_t part = std::min<size_t>(left.size(), head_.content_length - body_.size());
+    body_.append(left.substr(0, part));
+    taken_ += part;
+    is_done = body_.size() == head_.content_length;
+  }
+  if (body_.size() > front_.settings_.body_bytes_max)
+    return refuse(413, "too_large",
+                  "a request body has at most " + std::to_string(front_.settings_.body_bytes_max) + " bytes", now_s);
+  if (!is_done) return;
+  asked_.body = std::move(body_);
+  body_ = {};
+  return dispatch(now_s);
+}
+
+void Connection::dispatch(double now_s) {
+  state_ = State::back;
+  since_s_ = now_s;
+  front_.handed_over_.fetch_add(1, std::memory_order_relaxed);
+  front_.post(Event{Event::Kind::asked, id_, std::move(asked_)});
+}
+
+bool Connection::is_authorised() {
+  const uint64_t version = front_.rules_.version();
+  if (version != rules_version_) {
+    rules_ = front_.rules_.get();
+    rules_version_ = version;
+  } else if (equal_in_constant_time(head_.authorization, authorization_)) {
+    return principal_ != Rules::NOBODY;
+  }
+  authorization_ = head_.authorization;
+  principal_ = rules_->principal(authorization_);
+  return principal_ != Rules::NOBODY;
+}
+
+void Connection::refuse(int status, const char* code, const std::string& message, double now_s) {
+  const std::string body = std::string("{\"code\":\"") + code + "\",\"message\":\"" + message + "\"}";
+  put_text("HTTP/1.1 " + std::to_string(status) + " " + reason_of(status) +
+               "\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+               "\r\nConnection: close\r\n\r\n" + body,
+           false);
+  state_ = State::ending;
+  since_s_ = now_s;
+  taken_ = input_.size();
+}
+
+// -- what goes out -----------------------------------------------------------------------------------------------
+
+void Connection::put(Piece piece) {
+  if (piece.size == 0) return;
+  if (unsent_bytes_ == 0) progress_s_ = 0;
+  unsent_bytes_ += piece.size;
+  out_.push_back(std::move(piece));
+}
+
+void Connection::put_text(std::string_view bytes, bool is_data) {
+  const bool goes_with_last = !out_.empty() && !out_.back().file && out_.back().is_data == is_data;
+  if (!goes_with_last || out_.back().bytes.size() >= READ_SIZE) {
+    put(Piece{std::string(bytes), nullptr, 0, bytes.size(), is_data});
+    return;
+  }
+  out_.back().bytes.append(bytes);
+  out_.back().size += bytes.size();
+  unsent_bytes_ += bytes.size();
+}
+
+void Connection::say(std::string bytes, bool is_data) {
+  const uint64_t size = bytes.size();
+  if (size < 4096) put_text(bytes, is_data);
+  else put(Piece{std::move(bytes), nullptr, 0, size, is_data});
+}
+
+void Connection::send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size) {
+  put(Piece{{}, std::move(file), offset, size, true});
+}
+
+void Connection::wake() { is_throttled_ = false; }
+
+uint64_t Connection::allowance(uint64_t wanted, double now_s) {
+  const uint64_t own = rate_.take(wanted, now_s);
+  const uint64_t granted = own ? front_.egress_.take(own, now_s) : 0;
+  is_starved_ = own && !granted;
+  rate_.give(own - granted);
+  return granted;
+}
+
+ssize_t Connection::send_piece(Piece& piece, bool more, uint64_t limit) {
+  if (piece.file) {
+    auto offset = static_cast<off_t>(piece.offset);
+    const ssize_t sent = ::sendfile(fd_, piece.file->fd, &offset, std::min(piece.size, limit));
+    if (sent == 0) errno = EIO;  // the file is shorter than it was
+    return sent == 0 ? -1 : sent;
+  }
+  const size_t size = static_cast<size_t>(std::min(piece.size, limit));
+  return ::send(fd_, piece.bytes.data() + piece.offset, size, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+}
+
+// False if the reader is gone.
+bool Connection::flush(double now_s) {
+  const bool is_limited = rate_.is_limited() || front_.egress_.is_limited();
+  uint64_t turn = is_limited ? LIMITED_TURN_BYTES : TURN_BYTES;
+  if (progress_s_ == 0) progress_s_ = now_s;
+  while (!out_.empty() && turn && is_writable_) {
+    Piece& piece = out_.front();
+    uint64_t limit = std::min(piece.size, turn);
+    if (piece.is_data && (limit = allowance(limit, now_s)) == 0) {
+      is_throttled_ = true;
+      break;
+    }
+    const ssize_t sent = send_piece(piece, out_.size() > 1, limit);
+    if (piece.is_data && sent < static_cast<ssize_t>(limit)) {
+      const uint64_t unused = limit - static_cast<uint64_t>(std::max<ssize_t>(sent, 0));
+      rate_.give(unused);
+      front_.egress_.give(unused);
+    }
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) return false;
+      is_writable_ = false;
+      break;
+    }
+    const auto bytes = static_cast<uint64_t>(sent);
+    piece.offset += bytes;
+    piece.size -= bytes;
+    unsent_bytes_ -= bytes;
+    turn -= bytes;
+    progress_s_ = now_s;
+    front_.sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    if (piece.size == 0) out_.pop_front();  // else it is tried again: only EAGAIN says that the socket is full
+  }
+  if (notify_at_ >= 0 && unsent_bytes_ <= static_cast<uint64_t>(notify_at_)) {
+    notify_at_ = -1;
+    front_.post(Event{Event::Kind::drained, id_, {}});
+  }
+  if (unsent_bytes_) return true;
+  if (state_ == State::head && input_.empty()) since_s_ = now_s;
+  return true;
+}
+
+void Connection::finish(double now_s) {
+  if (state_ != State::back) return;
+  state_ = State::head;
+  since_s_ = now_s;
+  if (!keeps_alive_ || front_.drains_.load(std::memory_order_relaxed)) closes_ = true;
+}
+
+void Connection::notify(uint64_t unsent_bytes_max) {
+  if (unsent_bytes_ <= unsent_bytes_max) front_.post(Event{Event::Kind::drained, id_, {}});
+  else notify_at_ = static_cast<int64_t>(unsent_bytes_max);
+}
+
+void Connection::drain() {
+  if (state_ == State::head) closes_ = true;
+}
+
+Connection::Step Connection::on_tick(double now_s) {
+  const FrontSettings& limits = front_.settings_;
+  double limit = 0;
+  double since = since_s_;
+  if (unsent_bytes_) {
+    limit = limits.send_s;
+    if (progress_s_ == 0 || is_throttled_) progress_s_ = now_s;  // it was not tried yet, or held back here
+    since = progress_s_;
+  } else if (state_ == State::ending) {
+    limit = LINGER_S;
+  } else if (state_ == State::head) {
+    limit = input_.empty() ? limits.idle_s : limits.head_s;
+  } else if (state_ == State::body) {
+    limit = limits.body_s;
+  } else {
+    return Step::go_on;  // the back is at work, and has its own patience
+  }
+  if (now_s - since <= limit) return Step::go_on;
+  if (state_ != State::ending || unsent_bytes_) front_.timed_out_.fetch_add(1, std::memory_order_relaxed);
+  const bool is_late = state_ == State::body || (state_ == State::head && !input_.empty());
+  if (unsent_bytes_ || !is_late) return Step::close;
+  refuse(408, "timeout", "the request took too long to come", now_s);
+  return Step::again;
+}
+
+}  // namespace stoker

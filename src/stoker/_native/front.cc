@@ -1,0 +1,123 @@
+#include "front.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "loop.h"
+
+namespace stoker {
+
+Front::Front(std::shared_ptr<Index> index, std::shared_ptr<Files> files, const FrontSettings& settings)
+    : index_(std::move(index)), files_(std::move(files)), settings_(settings), egress_(settings.egress_bytes_per_s),
+      event_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+Front::~Front() {
+  stop();
+  ::close(event_fd_);
+}
+
+void Front::listen(int fd) { listening_.push_back(fd); }
+
+void Front::start() {
+  for (int number = 0; number < settings_.threads; ++number)
+    loops_.push_back(std::make_unique<Loop>(*this, static_cast<uint64_t>(number)));
+  for (const auto& loop : loops_) loop->start();
+}
+
+void Front::drain() {
+  drains_ = true;
+  Command command;
+  command.kind = Command::Kind::drain;
+  for (const auto& loop : loops_) loop->post(command);
+}
+
+void Front::stop() {
+  for (const auto& loop : loops_) loop->stop();  // they stay, for who speaks to them at this moment
+  for (const int fd : listening_) ::close(fd);
+  listening_.clear();
+}
+
+void Front::post(Event event) {
+  bool is_first;
+  {
+    const std::lock_guard<std::mutex> lock(events_mutex_);
+    is_first = events_.empty();
+    events_.push_back(std::move(event));
+  }
+  const uint64_t one = 1;
+  if (is_first) (void)!::write(event_fd_, &one, sizeof one);
+}
+
+std::vector<Event> Front::take(size_t limit) {
+  std::vector<Event> taken;
+  const std::lock_guard<std::mutex> lock(events_mutex_);
+  while (!events_.empty() && taken.size() < limit) {
+    taken.push_back(std::move(events_.front()));
+    events_.pop_front();
+  }
+  uint64_t count;
+  if (events_.empty()) (void)!::read(event_fd_, &count, sizeof count);
+  return taken;
+}
+
+bool Front::order(Command command) {
+  const size_t number = command.connection & 0xFF;
+  return number < loops_.size() && loops_[number]->post(std::move(command));
+}
+
+bool Front::say(uint64_t connection, std::string bytes, bool is_data) {
+  Command command;
+  command.connection = connection;
+  command.bytes = std::move(bytes);
+  command.is_data = is_data;
+  return order(std::move(command));
+}
+
+bool Front::send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size) {
+  Command command;
+  command.kind = Command::Kind::file;
+  command.connection = connection;
+  command.file = std::move(file);
+  command.offset = offset;
+  command.size = size;
+  return order(std::move(command));
+}
+
+bool Front::finish(uint64_t connection) {
+  Command command;
+  command.kind = Command::Kind::finish;
+  command.connection = connection;
+  return order(std::move(command));
+}
+
+bool Front::drop(uint64_t connection) {
+  Command command;
+  command.kind = Command::Kind::drop;
+  command.connection = connection;
+  return order(std::move(command));
+}
+
+bool Front::notify(uint64_t connection, uint64_t unsent_bytes_max) {
+  Command command;
+  command.kind = Command::Kind::notify;
+  command.connection = connection;
+  command.size = unsent_bytes_max;
+  return order(std::move(command));
+}
+
+Figures Front::figures() const {
+  return {accepted_, refused_, requests_, handed_over_, sent_bytes_, timed_out_, connections_};
+}
+
+std::unordered_map<uint16_t, HitFigures> Front::take_hits() {
+  std::unordered_map<uint16_t, HitFigures> sums;
+  for (const auto& loop : loops_) {
+    for (const auto& [bucket, figures] : loop->take_hits()) {
+      sums[bucket].hits += figures.hits;
+      sums[bucket].hit_bytes += figures.hit_bytes;
+    }
+  }
+  return sums;
+}
+
+}  // namespace stoker

@@ -1,0 +1,121 @@
+// The front: HTTP/1.1 on threads of its own. Answers hits, and hands everything else to the back, which answers through
+// `say`, `send_file` and `finish` on the same connection. Never takes the interpreter's lock.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "access.h"
+#include "files.h"
+#include "index.h"
+#include "limits.h"
+
+namespace stoker {
+
+struct FrontSettings {
+  size_t connections_max = 16384;
+  size_t head_bytes_max = 32 * 1024;
+  size_t body_bytes_max = 16 * 1024 * 1024;
+  double head_s = 15;   // from a request's first byte to the end of its head
+  double body_s = 60;   // without a byte of the body
+  double idle_s = 120;  // between requests
+  double send_s = 60;   // without a byte taken
+  double egress_bytes_per_s = 0;      // of data, all connections together; 0: no limit
+  double connection_bytes_per_s = 0;  // of data, each connection
+  int threads = 1;
+};
+
+// A request that the front does not answer.
+struct Asked {
+  std::string method;
+  std::string target;
+  std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
+  std::string body;
+  int principal = Rules::NOBODY;
+  bool is_own_user = false;
+};
+
+struct Event {
+  enum class Kind { asked, gone, drained } kind = Kind::asked;
+  uint64_t connection = 0;
+  Asked asked;
+};
+
+struct Figures {
+  uint64_t accepted = 0, refused = 0, requests = 0, handed_over = 0, sent_bytes = 0, timed_out = 0;
+  uint64_t connections = 0;
+};
+
+struct HitFigures {
+  uint64_t hits = 0, hit_bytes = 0;
+};
+
+struct Command;
+class Loop;
+
+class Front {
+ public:
+  Front(std::shared_ptr<Index> index, std::shared_ptr<Files> files, const FrontSettings& settings);
+  ~Front();
+  Front(const Front&) = delete;
+
+  // Takes over a listening socket, which does not block. Before `start`.
+  void listen(int fd);
+  void start();
+  // Takes no more connections, ends idle ones and lets the others come to the end of what was asked.
+  void drain();
+  // Ends all at once.
+  void stop();
+
+  void set_rules(std::shared_ptr<const Rules> rules) { rules_.set(std::move(rules)); }
+  void set_now(uint32_t now_s) { now_s_.store(now_s, std::memory_order_relaxed); }
+
+  // -- the back's side; from any thread
+  // Readable while there are events.
+  int event_fd() const { return event_fd_; }
+  std::vector<Event> take(size_t limit);
+  // A connection that is gone hears nothing; of that the back is told by an event.
+  bool say(uint64_t connection, std::string bytes, bool is_data);
+  bool send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size);
+  bool finish(uint64_t connection);
+  bool drop(uint64_t connection);
+  // Tell the back (Kind::drained) once at most so many bytes are unsent.
+  bool notify(uint64_t connection, uint64_t unsent_bytes_max);
+
+  Figures figures() const;
+  // Hits since the last call, by the bucket's number.
+  std::unordered_map<uint16_t, HitFigures> take_hits();
+
+ private:
+  friend class Loop;
+  friend class Connection;
+  void post(Event event);
+  bool order(Command command);
+
+  std::shared_ptr<Index> index_;
+  std::shared_ptr<Files> files_;
+  const FrontSettings settings_;
+  RulesHolder rules_;
+  std::atomic<uint32_t> now_s_{0};
+  TokenBucket egress_;
+  std::vector<int> listening_;
+  std::vector<std::unique_ptr<Loop>> loops_;
+  std::atomic<uint64_t> connections_{0}, accepted_{0}, refused_{0}, requests_{0}, handed_over_{0}, sent_bytes_{0},
+      timed_out_{0};
+  std::atomic<bool> drains_{false};
+
+  int event_fd_ = -1;
+  std::mutex events_mutex_;
+  std::deque<Event> events_;
+};
+
+}  // namespace stoker

@@ -1,0 +1,236 @@
+// What this server holds: for each key its version, and for each version where its bytes are. Durable by a journal.
+//
+// Safe to use from several threads. Names live in the journal's file only; memory holds 64 bytes for an object.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "journal.h"
+
+namespace stoker {
+
+constexpr uint32_t WHOLE = UINT32_MAX;  // in place of a block's number: the object lies packed in a segment
+
+struct Object {
+  static constexpr uint8_t VERIFIED = 1, LARGE = 2, ABSENT = 4;
+  Hash128 id;
+  uint64_t text_at;    // of its body in the journal
+  uint64_t size_bytes;
+  uint32_t checked_s;  // when the origin last said so, seconds since 1970; 0: it must be asked
+  uint32_t used_s;
+  uint32_t container;  // 0: nothing is held
+  uint32_t offset;     // in the container, if it is a segment
+  uint32_t crc;
+  uint32_t tag;        // of its version
+  uint16_t bucket;
+  uint16_t version_size;
+  uint16_t key_size;
+  uint8_t flags;
+  uint8_t reserved;
+};
+static_assert(sizeof(Object) == 64);
+
+struct Block {
+  static constexpr uint8_t HELD = 1, VERIFIED = 2;
+  uint32_t crc = 0;
+  uint32_t used_s = 0;
+  uint8_t flags = 0;
+};
+
+// An object as it was when it was looked up.
+struct Found {
+  Object object;
+  std::string version;
+  std::vector<Block> blocks;  // of a large one, if asked for
+};
+
+// A place where bytes lie that are held.
+struct Piece {
+  uint16_t bucket = 0;
+  Hash128 id;
+  uint32_t block = WHOLE;
+  uint32_t container = 0;
+  uint32_t used_s = 0;
+  uint64_t size_bytes = 0;
+};
+
+struct Container {
+  uint16_t bucket = 0;
+  uint32_t pieces = 0;
+  uint64_t size_bytes = 0;  // of the pieces
+  uint32_t used_s = 0;
+};
+
+struct BucketFigures {
+  uint64_t objects = 0;
+  uint64_t pieces = 0;
+  uint64_t size_bytes = 0;
+};
+
+struct Name {
+  std::string key;
+  std::string version;
+  Object object;
+};
+
+class Index {
+ public:
+  static constexpr size_t SHARDS = 64;
+
+  // Opens or makes the file. Throws FileProblem.
+  explicit Index(const std::string& path, uint32_t block_size_bytes);
+  Index(const Index&) = delete;
+
+  Replay replay() const { return replay_; }
+  std::string path() const;
+  uint64_t file_bytes() const;
+  uint64_t memory_bytes() const;
+  uint64_t objects() const { return objects_.load(std::memory_order_relaxed); }
+
+  // The number of a bucket; a new one if there is none of that name. `note` is kept with it. Throws FileProblem.
+  uint16_t bucket(const std::string& name, const std::string& note);
+  std::map<std::string, std::pair<uint16_t, std::string>> buckets() const;
+
+  std::optional<Found> find(uint16_t bucket, std::string_view key, bool with_blocks) const;
+  // The same for who serves it: without its version, and it counts as a use.
+  bool look_up(uint16_t bucket, std::string_view key, uint32_t now_s, Object& object) const;
+  // Whether all of these blocks are held and verified; counts as a use of them.
+  bool covers(const Object& object, uint64_t start, uint64_t stop, uint32_t now_s) const;
+  // What the origin says; whether that is another version, whose pieces are gone. Throws FileProblem.
+  bool learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
+             uint32_t now_s);
+  bool forget(uint16_t bucket, std::string_view key);
+  // Have the origin asked before anything under the prefix is served again; returns how many keys.
+  uint64_t refresh(uint16_t bucket, std::string_view prefix);
+  void clear(uint16_t bucket);
+
+  // A piece was written. False if the key has another version by now. Throws FileProblem.
+  bool hold(uint16_t bucket, std::string_view key, std::string_view version, uint32_t block, uint32_t container,
+            uint32_t offset, uint32_t crc, uint32_t now_s);
+  bool verified(uint16_t bucket, std::string_view key, uint32_t block, uint32_t container);
+  bool lose(const Piece& piece);
+  // Its number is never used again.
+  void lose_container(uint32_t container);
+  void use(uint16_t bucket, std::string_view key, uint32_t block, uint32_t now_s);
+
+  std::map<uint32_t, Container> containers() const;
+  std::map<uint16_t, BucketFigures> figures() const;
+  // Some pieces that are held, drawn by chance; a bucket of -1 is any.
+  std::vector<Piece> sample(size_t count, int bucket, uint64_t seed) const;
+  // Objects of a bucket in no order, from `cursor` (0 at first) on; sets it to 0 after the last.
+  std::vector<Name> scan(uint16_t bucket, std::string_view prefix, uint64_t& cursor, size_t limit) const;
+
+  // Writes the journal anew when most of it is of the past; returns whether it did. Throws FileProblem.
+  bool compact(bool anyway);
+  void sync();
+
+ private:
+  static constexpr size_t CHUNK = 1024;
+  static constexpr uint32_t AT_ONCE = 256;
+
+  struct Shard {
+    mutable std::mutex mutex;
+    std::vector<uint32_t> table;  // numbers of objects + 1; its size is a power of two
+    std::vector<std::unique_ptr<Object[]>> chunks;
+    std::vector<uint32_t> spare;
+    uint32_t used = 0;   // numbers that were given
+    uint32_t count = 0;  // objects
+    std::unordered_map<uint32_t, std::vector<Block>> large;
+    std::vector<BucketFigures> figures;  // by the bucket's number
+    std::vector<uint64_t> moved;  // while the journal is written anew: where texts are in the new file
+    uint8_t file = 0;             // which of the two files texts are in
+
+    Object& at(uint32_t number) const { return chunks[number / CHUNK][number % CHUNK]; }
+    bool is_live(uint32_t number) const { return at(number).key_size != 0; }
+    uint32_t find(const Hash128& id) const;
+    uint32_t add(const Hash128& id);
+    void remove(uint32_t number);
+    void grow(size_t size);
+    BucketFigures& figures_of(uint16_t bucket);
+  };
+  static constexpr uint32_t NONE = UINT32_MAX;
+
+  struct Places {  // of a record in each of the two files
+    uint64_t in[2] = {0, 0};
+  };
+
+  // Every live object; a shard's lock is held for no more than `at_once` of them.
+  template <typename Then>
+  void each(uint32_t at_once, Then then) {
+    for (size_t i = 0; i < SHARDS; ++i) {
+      Shard& shard = shards_[i];
+      for (uint32_t number = 0;;) {
+        const std::lock_guard<std::mutex> lock(shard.mutex);
+        const uint32_t end = std::min(shard.used, number + at_once);
+        if (number >= end) break;
+        for (; number < end; ++number)
+          if (shard.is_live(number)) then(shard, number);
+      }
+    }
+  }
+  bool draw(const Shard& shard, int bucket, uint64_t chance, std::vector<Piece>& drawn) const;
+  Hash128 identity(uint16_t bucket, std::string_view key) const;
+  Shard& shard_of(const Hash128& id) const { return shards_[id.high >> 58]; }
+  uint32_t tag_of(std::string_view version, uint64_t size_bytes) const;
+  uint64_t piece_bytes(const Object& object, uint32_t block) const;
+  bool has_version(const Shard& shard, const Object& object, std::string_view version) const;
+  void set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t container, uint32_t offset, uint32_t crc,
+                 uint32_t now_s, bool is_verified);
+  bool drop_piece(Shard& shard, uint32_t number, uint32_t block);
+  bool drop_pieces(Shard& shard, uint32_t number);
+  void drop_object(Shard& shard, uint32_t number);
+  void drop_large();
+  void drop_containers(const std::unordered_set<uint32_t>& containers);
+  void count(Shard& shard, const Object& object, int pieces, int64_t size_bytes, uint32_t used_s);
+  void count_object(Shard& shard, const Object& object, int objects);
+  std::string text(const Shard& shard, uint64_t at, size_t size) const;
+  Places append(Kind kind, std::string_view body);
+  void append_gone(Kind kind, std::string_view body) noexcept;
+  void place(Shard& shard, uint32_t number, Places places);
+
+  void expect(uint64_t file_bytes);
+  void take(Kind kind, std::string_view body, uint64_t at);
+  void take_object(std::string_view body, uint64_t at);
+  void take_bucket(std::string_view body);
+  void copy_all();
+  void begin_switch();
+  void copy(Shard& shard, uint32_t number, Journal& next);
+  void switch_over();
+
+  uint32_t block_size_bytes_;
+  uint16_t bucket_max_ = 0;  // of all that were ever named in the file, or had objects
+  std::atomic<bool> owes_{false};  // the file lacks a removal: it is to be written anew
+  bool blocks_fit_ = false;  // those of the records that are being replayed
+  mutable std::unique_ptr<Shard[]> shards_{new Shard[SHARDS]};
+  std::atomic<uint64_t> objects_{0};
+  std::atomic<uint64_t> live_bytes_{0};  // what a journal of the present would take
+
+  mutable std::shared_mutex file_mutex_;  // taken last
+  std::unique_ptr<Journal> files_[2];
+  uint8_t current_ = 0;
+  bool next_failed_ = false;
+  bool switches_ = false;  // some shards' texts are in one file already, some still in the other
+  std::string path_;
+  HashKey key_;
+  Replay replay_;
+  mutable std::mutex compaction_mutex_;  // taken before a shard's
+
+  mutable std::mutex counts_mutex_;  // taken after a shard's
+  std::unordered_map<uint32_t, Container> containers_;
+  std::map<std::string, std::pair<uint16_t, std::string>> buckets_;
+  std::unordered_set<uint32_t> replayed_gone_;
+};
+
+}  // namespace stoker

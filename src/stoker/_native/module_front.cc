@@ -1,0 +1,106 @@
+// What Python sees of the front. Nothing here is called by the front's own threads.
+#include "module.h"
+
+#include "front.h"
+
+namespace {
+
+using TokenOf = std::pair<std::string, std::optional<std::vector<std::string>>>;
+using BucketOf = std::pair<uint16_t, double>;
+
+py::object asked_of(Event& event) {
+  Asked& asked = event.asked;
+  py::dict headers;
+  for (const auto& [name, value] : asked.headers) headers[py::bytes(name)] = py::bytes(value);
+  return py::make_tuple(py::str(py::reinterpret_steal<py::object>(
+                            PyUnicode_DecodeLatin1(asked.method.data(), static_cast<Py_ssize_t>(asked.method.size()), nullptr))),
+                        py::bytes(asked.target), std::move(headers), py::bytes(asked.body), asked.principal,
+                        asked.is_own_user);
+}
+
+py::list take(Front& front, size_t limit) {
+  std::vector<Event> events = front.take(limit);
+  py::list taken;
+  for (Event& event : events) {
+    const char* kind = event.kind == Event::Kind::asked ? "asked" : event.kind == Event::Kind::gone ? "gone" : "drained";
+    taken.append(py::make_tuple(kind, event.connection,
+                                event.kind == Event::Kind::asked ? asked_of(event) : py::object(py::none())));
+  }
+  return taken;
+}
+
+void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<std::string, BucketOf>& buckets) {
+  auto rules = std::make_shared<Rules>();
+  for (const auto& [secret, names] : tokens) {
+    Token token{secret, !names, {}};
+    if (names) token.buckets.insert(names->begin(), names->end());
+    rules->tokens.push_back(std::move(token));
+  }
+  for (const auto& [name, bucket] : buckets) rules->buckets[name] = BucketRule{bucket.first, bucket.second};
+  front.set_rules(std::move(rules));
+}
+
+bool send_file(Front& front, Files& files, uint64_t connection, uint32_t container, uint64_t offset, uint64_t size) {
+  int number = 0;
+  std::shared_ptr<File> file = files.open(container, number);
+  return file && front.send_file(connection, std::move(file), offset, size);
+}
+
+}  // namespace
+
+void bind_front(py::module_& module) {
+  py::class_<Files, std::shared_ptr<Files>>(module, "Files")
+      .def(py::init<std::string, size_t>(), py::arg("folder"), py::arg("open_max"))
+      .def("path", &Files::path, py::arg("container"))
+      .def("is_used", &Files::is_used, py::arg("container"), release())
+      .def("forget", &Files::forget, py::arg("container"), py::arg("size_bytes"), release())
+      .def("leaving_bytes", &Files::leaving_bytes);
+  py::class_<FrontSettings>(module, "FrontSettings")
+      .def(py::init<>())
+      .def_readwrite("connections_max", &FrontSettings::connections_max)
+      .def_readwrite("head_bytes_max", &FrontSettings::head_bytes_max)
+      .def_readwrite("body_bytes_max", &FrontSettings::body_bytes_max)
+      .def_readwrite("head_s", &FrontSettings::head_s)
+      .def_readwrite("body_s", &FrontSettings::body_s)
+      .def_readwrite("idle_s", &FrontSettings::idle_s)
+      .def_readwrite("send_s", &FrontSettings::send_s)
+      .def_readwrite("egress_bytes_per_s", &FrontSettings::egress_bytes_per_s)
+      .def_readwrite("connection_bytes_per_s", &FrontSettings::connection_bytes_per_s)
+      .def_readwrite("threads", &FrontSettings::threads);
+  py::class_<Figures>(module, "Figures")
+      .def_readonly("accepted", &Figures::accepted)
+      .def_readonly("refused", &Figures::refused)
+      .def_readonly("requests", &Figures::requests)
+      .def_readonly("handed_over", &Figures::handed_over)
+      .def_readonly("sent_bytes", &Figures::sent_bytes)
+      .def_readonly("timed_out", &Figures::timed_out)
+      .def_readonly("connections", &Figures::connections);
+  py::class_<Front>(module, "Front")
+      .def(py::init<std::shared_ptr<Index>, std::shared_ptr<Files>, const FrontSettings&>(), py::arg("index"),
+           py::arg("files"), py::arg("settings"))
+      .def("listen", &Front::listen, py::arg("fd"))
+      .def("start", &Front::start, release())
+      .def("drain", &Front::drain, release())
+      .def("stop", &Front::stop, release())
+      .def("set_rules", &set_rules, py::arg("tokens"), py::arg("buckets"))
+      .def("set_now", &Front::set_now, py::arg("now_s"))
+      .def("fileno", &Front::event_fd)
+      .def("take", &take, py::arg("limit"))
+      .def(
+          "say",
+          [](Front& front, uint64_t connection, py::bytes bytes, bool is_data) {
+            return front.say(connection, std::string(std::string_view(bytes)), is_data);
+          },
+          py::arg("connection"), py::arg("bytes"), py::arg("is_data") = false)
+      .def("send_file", &send_file, py::arg("files"), py::arg("connection"), py::arg("container"), py::arg("offset"),
+           py::arg("size"), release())
+      .def("finish", &Front::finish, py::arg("connection"))
+      .def("drop", &Front::drop, py::arg("connection"))
+      .def("notify", &Front::notify, py::arg("connection"), py::arg("unsent_bytes_max"))
+      .def("figures", &Front::figures)
+      .def("take_hits", [](Front& front) {
+        std::map<uint16_t, std::pair<uint64_t, uint64_t>> hits;
+        for (const auto& [bucket, figures] : front.take_hits()) hits[bucket] = {figures.hits, figures.hit_bytes};
+        return hits;
+      });
+}

@@ -1,0 +1,165 @@
+"""What a commit does beside sealing the state: counted, told, noted, kept, measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from stoker.data.ledger import Ledger
+from stoker.data.session import HandedOut, Session
+from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.settings import WorkerSettings
+from stoker.train.accumulation import Accumulation
+from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.confirm import ConfirmedExchange
+from stoker.train.member_link import MemberLink, WorldChanged
+from stoker.train.sealed import Sealed
+from stoker.train.tuning import Alone, GroupExchange, Tuning
+from stoker.train.tuning_start import bounds_of, start_tuning
+from stoker.wire.job import WorldView
+from stoker.wire.remarks import Remark
+
+log = logging.getLogger("stoker.train")
+
+
+class Steps:
+    """This worker's steps, from batch to commit."""
+
+    def __init__(self, settings: WorkerSettings, live: Session, link: MemberLink) -> None:
+        self._live = live
+        self._link = link
+        self._tunes = settings.auto_tune
+        self.tuning: Tuning | None = None
+        """None: what the script asks for is run as it is."""
+        self.confirm: Callable[[], None] = lambda: None
+        """Raises RuntimeError where what collectives have brought cannot be believed."""
+        self.accumulation = Accumulation()
+        self._checkpoints: CheckpointFolder | None = None
+        self._checkpoint_dir = settings.checkpoint_dir
+        self._checkpoint_every = settings.checkpoint_every
+        self._unreadable: EnvironmentProblem | None = None
+        """No checkpoint could be read: that matters unless a peer has the state."""
+        self._ledger = Ledger(settings.audit_dir, settings.worker) if settings.audit_dir else None
+        self._began = 0.0
+        self._waited_s = 0.0
+        """Of the session's waiting, what tuning knows of."""
+
+    # -- checkpoints --------------------------------------------------------------------------------------
+
+    def checkpoint_to(self, checkpoint_dir: str | None, checkpoint_every: int | None) -> None:
+        """Where a State's checkpoints go and how often; None leaves it to the settings.
+
+        Raises ConfigError for a number below 1.
+        """
+        folder = checkpoint_dir or self._checkpoint_dir
+        if folder is not None:
+            self._checkpoints = CheckpointFolder(Path(folder))
+        if checkpoint_every is not None:
+            self._checkpoint_every = checkpoint_every
+        if self._checkpoint_every < 1:
+            source = "STOKER_CHECKPOINT_EVERY" if checkpoint_every is None else "State(checkpoint_every=…)"
+            raise ConfigError(
+                f"{source} must be at least 1 commit, not {self._checkpoint_every}: to write no checkpoints, name no "
+                "folder for them"
+            )
+
+    def load_checkpoint(self, state: Sealed) -> None:
+        """Start from the newest checkpoint, if there is one."""
+        saved = None
+        try:
+            saved = self._checkpoints.newest() if self._checkpoints is not None else None
+        except EnvironmentProblem as error:
+            self._unreadable = error
+        if saved is not None:
+            core = self._link.core
+            core.commits, exported = saved
+            state.load(exported)
+            log.info("state loaded from the checkpoint at commit %d", core.commits)
+        state.seal()
+
+    def _save(self, folder: CheckpointFolder, commits: int, state: Sealed) -> None:
+        """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
+        before = folder.problem
+        live, progress = self._live, self._live.progress
+
+        def wrote() -> None:
+            live.progress += 1  # a beat says so, else a rank that writes for minutes would be taken for hung
+
+        written = folder.save(commits, state.export(), wrote)
+        live.progress = progress  # comparable with the other ranks' again
+        if not written:
+            self._link.remark(Remark("checkpoint-failed", folder.problem))
+        elif before:
+            self._link.remark(Remark("checkpoint-written-again", f"at commit {commits}"))
+
+    # -- a world's steps ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Steps are about to begin, in a new world."""
+        self._began = time.perf_counter()
+        self.accumulation.forget()
+
+    def entered(self, world: WorldView, rank: int, *, copied: bool, device: torch.device) -> None:
+        """The world is there. With auto-tune this is a collective, which raises RuntimeError when a peer dies.
+
+        Raises EnvironmentProblem where the state was to come from checkpoints of which none can be read.
+        """
+        unreadable, self._unreadable = self._unreadable, None
+        if unreadable is not None and not copied:
+            raise unreadable
+        if self._ledger is not None:
+            self._ledger.entered(world, rank, copied=copied)
+        if not self._tunes:
+            return
+        member = world.member(self._link.core.worker)
+        assert member is not None
+        bounds = bounds_of(device, member.local_world_size)
+        if self.tuning is None:
+            self.tuning = start_tuning(self._live, device, bounds)
+        exchange = ConfirmedExchange(GroupExchange(device), self.confirm) if world.size > 1 else Alone()
+        self.tuning.enter(exchange, bounds)
+        self._waited_s = self._live.waited_s
+
+    def commit(self, state: Sealed) -> None:
+        """Seal the step; leave the world here if it is to change. Raises RuntimeError for a step that is void."""
+        self.confirm()
+        self.accumulation.forget()
+        state.seal()
+        must_stop = self._link.commit(self._own_work_s())
+        live, commits = self._live, self._link.core.commits
+        if self._ledger is not None:
+            self._ledger.committed(live.generation, commits, live.rank)
+        if self._checkpoints is not None and live.rank == 0 and commits % self._checkpoint_every == 0:
+            self._save(self._checkpoints, commits, state)
+        if must_stop:
+            raise WorldChanged
+        if self.tuning is not None:
+            self._tune(self.tuning)
+
+    def note_batch(self, batch: HandedOut) -> None:
+        """A loader hands out a batch. Raises ConfigError where gradients of the one before are not reduced."""
+        self.accumulation.on_batch()
+        self._live.progress += 1
+        if self._ledger is not None:
+            self._ledger.read(self._live, self._link.core.commits + 1, batch)
+
+    def close(self) -> None:
+        """No step will come any more."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _own_work_s(self) -> float:
+        """The step's own work ended when its gradients were ready; what came then was waiting for others."""
+        ready_at, began = self._live.ready_at, self._began
+        self._began = time.perf_counter()
+        return max(0.0, ready_at - began)
+
+    def _tune(self, tuning: Tuning) -> None:
+        waited_s, share = self._live.waited_s, self._live.share
+        tuning.waited(waited_s - self._waited_s)
+        self._waited_s = waited_s
+        tuning.commit(share.records if share is not None else 0)

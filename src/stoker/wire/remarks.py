@@ -1,0 +1,29 @@
+"""Messages of the remark service: what a worker wants to be in the job's event log."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stoker.errors import WireError
+
+TEXT_CHARS_MAX = 2000
+
+
+class Remark(msgspec.Struct, frozen=True, tag="remark", forbid_unknown_fields=True):
+    """One line for the event log."""
+
+    kind: Literal["checkpoint-failed", "checkpoint-written-again"]
+    text: str
+
+
+_REMARK = msgspec.msgpack.Decoder(Remark)
+
+
+def decode_remark(body: bytes) -> Remark:
+    """Read a call. Raises WireError."""
+    try:
+        return _REMARK.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(f"not a call of the remark service: {error}") from None

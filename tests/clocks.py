@@ -1,0 +1,16 @@
+"""Clocks for tests."""
+
+from __future__ import annotations
+
+
+class HandClock:
+    """Goes as far as it is moved."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return self.at

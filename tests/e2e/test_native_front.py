@@ -1,0 +1,347 @@
+"""The native front over real sockets: limits, timeouts, readers that are slow, silent or gone."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stoker._native import Files, Front, FrontSettings, Index
+from tests.e2e.run_helpers import wait_for
+
+pytestmark = pytest.mark.real
+NOW = 1000
+TOKEN = b"Authorization: Bearer secret-token\r\n"
+BIG = bytes(range(256)) * (4096 * 8)
+
+
+@dataclass
+class Served:
+    """A front with one packed object `small`, one large one `big`, and a back that says what it was asked."""
+
+    front: Front
+    index: Index
+    files: Files
+    port: int
+    bucket: int
+
+    def connect(self) -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", self.port), 20)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def get(self, key: str, *headers: bytes) -> bytes:
+        with self.connect() as link:
+            link.sendall(request(key, *headers, b"Connection: close\r\n"))
+            return until_end(link)
+
+
+def request(key: str, *headers: bytes) -> bytes:
+    return b"GET /data/%b HTTP/1.1\r\n%b%b\r\n" % (key.encode(), TOKEN, b"".join(headers))
+
+
+def until_end(link: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := link.recv(1 << 20):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def answer(front: Front, done: threading.Event) -> None:
+    while not done.is_set():
+        select.select([front], [], [], 0.05)
+        for kind, connection, asked in front.take(100):
+            if kind != "asked" or asked is None:
+                continue
+            body = b"back %b %d" % (asked[1], len(asked[3]))
+            front.say(
+                connection, b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            front.finish(connection)
+
+
+@contextlib.contextmanager
+def served(folder: Path, **limits: float) -> Iterator[Served]:
+    settings = FrontSettings()
+    for name, value in limits.items():
+        setattr(settings, name, value)
+    (folder / "000").mkdir()
+    index, files = Index(str(folder / "index"), 4 << 20), Files(str(folder), 100)
+    bucket = index.bucket("data", "")
+    Path(files.path(1)).write_bytes(b"....small data....")
+    index.learn(bucket, "small", "v1", 10, False, NOW)
+    index.hold(bucket, "small", "v1", None, 1, 4, 0, NOW)
+    Path(files.path(2)).write_bytes(BIG)
+    index.learn(bucket, "big", "v1", len(BIG), False, NOW)
+    for block in range(len(BIG) // (4 << 20)):
+        index.hold(bucket, "big", "v1", block, 2, 0, 0, NOW)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener.setblocking(False)
+    port = listener.getsockname()[1]
+    front = Front(index, files, settings)
+    front.listen(listener.detach())
+    front.set_rules([("secret-token", None), ("other-token", ["other"])], {"data": (bucket, 100.0)})
+    front.set_now(NOW)
+    front.start()
+    done = threading.Event()
+    back = threading.Thread(target=answer, args=(front, done))
+    back.start()
+    try:
+        yield Served(front, index, files, port, bucket)
+    finally:
+        done.set()
+        back.join()
+        front.stop()
+
+
+def test_hits_of_what_is_fresh_held_and_verified_are_the_fronts(tmp_path: Path) -> None:
+    with served(tmp_path) as here:
+        assert here.get("small").endswith(b"\r\n\r\nsmall data")
+        assert here.get("big").partition(b"\r\n\r\n")[2] == BIG
+        assert here.get("big", b"Range: bytes=5000000-5000009\r\n").endswith(BIG[5000000:5000010])
+        assert here.front.figures().handed_over == 0
+        assert here.front.take_hits() == {here.bucket: (3, 10 + len(BIG) + 10)}
+        assert here.front.take_hits() == {}
+        for key, *headers in (
+            ("none",),
+            ("small", b"If-None-Match: x\r\n"),
+            ("small", b"Cache-Control: no-cache\r\n"),
+            ("small", b"Range: bytes=99-\r\n"),
+            ("small?versionId=1",),
+        ):
+            assert b"back /data/" in here.get(str(key), *headers)
+        here.index.learn(here.bucket, "absent", "", 0, True, NOW)
+        assert b"back /data/absent 0" in here.get("absent")
+        here.front.set_now(NOW + 99)
+        assert b"small data" in here.get("small")
+        here.front.set_now(NOW + 100)
+        assert b"back /data/small 0" in here.get("small"), "the ttl has passed"
+        here.front.set_now(NOW - 5)
+        assert b"back /data/small 0" in here.get("small"), (
+            "it was confirmed in the future: the clock has jumped"
+        )
+        here.front.set_now(NOW)
+        here.index.refresh(here.bucket, "sm")
+        assert b"back /data/small 0" in here.get("small")
+
+
+def test_another_version_is_never_served_with_the_bytes_of_the_one_before(tmp_path: Path) -> None:
+    with served(tmp_path) as here, here.connect() as link:
+        link.sendall(request("small"))
+        assert b'ETag: "v1"' in link.recv(1000)
+        here.index.learn(here.bucket, "small", "v2", 10, False, NOW)
+        link.sendall(request("small"))
+        assert b"back /data/small" in link.recv(1000)
+        here.index.hold(here.bucket, "small", "v2", None, 1, 0, 0, NOW)
+        link.sendall(request("small"))
+        said = link.recv(1000)
+        assert b'ETag: "v2"' in said
+        assert said.endswith(b"\r\n\r\n....small ")
+
+
+def test_a_file_that_is_unlinked_is_sent_to_its_end(tmp_path: Path) -> None:
+    with served(tmp_path) as here, here.connect() as link:
+        link.sendall(request("big", b"Connection: close\r\n"))
+        begin = link.recv(1000)
+        Path(here.files.path(2)).unlink()
+        here.files.forget(2, len(BIG))
+        assert here.files.leaving_bytes() == len(BIG)
+        assert (begin + until_end(link)).partition(b"\r\n\r\n")[2] == BIG
+        wait_for(lambda: not here.files.leaving_bytes(), 30)
+        assert here.files.leaving_bytes() == 0
+        assert b"back /data/big" in here.get("big"), "the back finds that it is gone"
+
+
+def test_a_file_that_is_shorter_than_it_should_be_breaks_the_connection(tmp_path: Path) -> None:
+    with served(tmp_path) as here:
+        Path(here.files.path(2)).write_bytes(BIG[:1000])
+        head, _, body = here.get("big").partition(b"\r\n\r\n")
+        assert b"Content-Length: %d" % len(BIG) in head
+        assert body == BIG[:1000], "a reader sees that it is short"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /data/small HTTP/1.1\r\nX: ", b"408"),
+        (b"POST /-/read HTTP/1.1\r\n" + TOKEN + b"Content-Length: 5\r\n\r\nab", b"408"),
+        (b"GET /data/small HTTP/1.1\r\nX: " + b"x" * 40000, b"431"),
+        (b"GET /data/small HTTP/1.1\r\n\r\n", b"401"),
+        (b"GET /data/small HTTP/1.1\r\nAuthorization: Bearer guessed\r\n\r\n", b"401"),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400"),
+        (b"PUT /x HTTP/1.1\r\n" + TOKEN + b"Content-Length: 99999999\r\n\r\n", b"413"),
+        (b"PUT /x HTTP/1.1\r\n" + TOKEN + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+    ],
+)
+def test_who_cannot_be_served_is_told_and_let_go(tmp_path: Path, sent: bytes, status: bytes) -> None:
+    with served(tmp_path, head_s=1.0, body_s=1.0) as here, here.connect() as link:
+        with contextlib.suppress(ConnectionError):
+            link.sendall(sent)
+        said = until_end(link)
+        assert said.startswith(b"HTTP/1.1 " + status), said
+        assert b"Connection: close" in said
+        assert b'{"code":"' in said
+        wait_for(lambda: not here.front.figures().connections, 30)
+        assert here.front.figures().connections == 0
+
+
+def test_a_head_that_comes_byte_by_byte_has_no_more_time_than_any(tmp_path: Path) -> None:
+    with served(tmp_path, head_s=1.0) as here, here.connect() as link:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < began + 30:
+                link.sendall(b"G")
+                if select.select([link], [], [], 0.1)[0]:
+                    break
+        assert until_end(link).startswith(b"HTTP/1.1 408")
+
+
+def test_idle_connections_and_readers_that_take_nothing_end(tmp_path: Path) -> None:
+    with served(tmp_path, idle_s=1.0, send_s=1.0) as here, here.connect() as idle, here.connect() as stalled:
+        idle.sendall(request("small"))
+        assert b"small data" in idle.recv(1000)
+        stalled.sendall(request("big") * 20)
+        assert until_end(idle) == b""
+        wait_for(lambda: not here.front.figures().connections, 30)
+        assert here.front.figures().connections == 0
+        assert here.front.figures().timed_out == 2
+
+
+def test_one_connection_too_many_is_told_to_come_again(tmp_path: Path) -> None:
+    with served(tmp_path, connections_max=3) as here:
+        held = [here.connect() for _ in range(3)]
+        for link in held:
+            link.sendall(request("small"))
+            assert b"small data" in link.recv(1000)
+        with here.connect() as late:
+            assert until_end(late).startswith(b"HTTP/1.1 503")
+        held.pop().close()
+        deadline = time.monotonic() + 20
+        while b"small data" not in here.get("small"):
+            assert time.monotonic() < deadline
+        for link in held:
+            link.close()
+
+
+def test_bytes_go_out_no_faster_than_they_may(tmp_path: Path) -> None:
+    rate = 50e6
+    with served(tmp_path, egress_bytes_per_s=rate) as here:
+        got: list[bytes] = []
+        began = time.monotonic()
+        threads = [threading.Thread(target=lambda: got.append(here.get("big"))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(got) < 1:
+            assert b"small data" in here.get("small"), "what is small comes through"
+        for thread in threads:
+            thread.join()
+        took_s = time.monotonic() - began
+        assert all(one.partition(b"\r\n\r\n")[2] == BIG for one in got)
+        assert took_s >= 3 * len(BIG) / rate * 0.9
+
+
+def test_many_idle_connections_cost_the_others_nothing(tmp_path: Path) -> None:
+    with served(tmp_path) as here, contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(here.connect())
+        assert b"small data" in here.get("small")
+        here.front.drain()
+        wait_for(lambda: not here.front.figures().connections, 30)
+        assert here.front.figures().connections == 0
+
+
+def test_a_file_is_in_use_while_it_is_sent(tmp_path: Path) -> None:
+    with served(tmp_path) as here, here.connect() as link:
+        assert not here.files.is_used(2)
+        link.sendall(request("big"))
+        begin = link.recv(1000)
+        assert here.files.is_used(2)
+        assert not here.files.is_used(1)
+        length = len(BIG) + begin.index(b"\r\n\r\n") + 4 - len(begin)
+        while length:
+            length -= len(link.recv(min(length, 1 << 20)))
+        wait_for(lambda: not here.files.is_used(2), 30)
+        assert not here.files.is_used(2)
+
+
+def test_all_readers_have_their_share_of_what_may_go_out(tmp_path: Path) -> None:
+    with served(tmp_path, egress_bytes_per_s=20e6, send_s=2.0) as here:
+        got = [0] * 6
+
+        def read(who: int) -> None:
+            with here.connect() as link:
+                link.sendall(request("big") * 20)
+                while time.monotonic() < until:
+                    got[who] += len(link.recv(1 << 16))
+
+        until = time.monotonic() + 4
+        threads = [threading.Thread(target=read, args=(who,)) for who in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert here.front.figures().timed_out == 0
+        assert min(got) > 0.5 * max(got), got
+        assert sum(got) <= 20e6 * 6
+
+
+def test_input_that_waits_behind_an_answer_is_looked_at(tmp_path: Path) -> None:
+    """A body of many pieces queues up while the back is at work on the request before it."""
+    size = 470_000
+    with served(tmp_path, body_s=5.0) as here, here.connect() as link:
+        for pause_s in (0.0, 0.2):
+            link.sendall(
+                request("none") + b"POST /b HTTP/1.1\r\n" + TOKEN + b"Content-Length: %d\r\n\r\n" % size
+            )
+            time.sleep(pause_s)
+            link.sendall(bytes(size))
+            said = b""
+            while b"back /b %d" % size not in said:
+                part = link.recv(1000)
+                assert part, said
+                said += part
+            assert said.startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("more", [b"", b"nonsense\r\n\r\n", b"GET /data/small HTTP/1.1\r\n\r\n", b"\r\n"])
+@pytest.mark.parametrize("shuts", [False, True])
+def test_an_answer_is_whole_whatever_comes_behind_its_request(
+    tmp_path: Path, more: bytes, shuts: bool
+) -> None:
+    with served(tmp_path, connection_bytes_per_s=40e6) as here, here.connect() as link:
+        link.sendall(request("big", b"Connection: close\r\n" if not more.startswith(b"n") else b""))
+        begin = link.recv(1000)
+        link.sendall(more)
+        if shuts:
+            link.shutdown(socket.SHUT_WR)
+        head, _, body = (begin + until_end_or(link, len(BIG) + 1000)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert body[: len(BIG)] == BIG
+        if more.startswith(b"n"):
+            assert body[len(BIG) :].startswith(b"HTTP/1.1 400")
+
+
+def until_end_or(link: socket.socket, size_bytes: int) -> bytes:
+    """What comes until there is no more, or so much."""
+    parts, length = [], 0
+    while length < size_bytes and (part := link.recv(1 << 20)):
+        parts.append(part)
+        length += len(part)
+    return b"".join(parts)
+
+
+def test_an_empty_line_behind_a_request_is_no_request(tmp_path: Path) -> None:
+    with served(tmp_path, head_s=1.0) as here, here.connect() as link:
+        link.sendall(request("small") + b"\r\n")
+        assert b"small data" in link.recv(1000)
+        assert not select.select([link], [], [], 3.0)[0], "it waits for a request, as long as any"
+        link.sendall(request("small"))
+        assert b"small data" in link.recv(1000)

@@ -1,0 +1,286 @@
+// The front between many clients and a back that takes its time: every byte of every answer is right, whoever leaves.
+//
+//   front_test FOLDER SEED SECONDS
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../src/stoker/_native/front.h"
+#include "check.h"
+
+using namespace stoker;
+
+namespace {
+
+constexpr uint32_t BLOCK = 64 * 1024;
+constexpr uint32_t NOW = 1000;
+
+std::string content(const std::string& key, size_t size) {
+  std::string bytes(size, '\0');
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(key.size() * 31 + i * 7 + i / 251);
+  return bytes;
+}
+
+struct Stored {
+  const char* key;
+  size_t size;
+  bool is_large;
+};
+// The last block of `part` is not held, and of `absent` nothing is.
+const Stored OBJECTS[] = {{"empty", 0, false},       {"one", 1, false},        {"small", 900, false}, {"2k", 2048, false},
+                          {"packed", 50000, false}, {"large", 300000, true}, {"part", 200000, true}};
+
+struct Store {
+  std::shared_ptr<Index> index;
+  std::shared_ptr<Files> files;
+  uint16_t bucket;
+
+  explicit Store(const std::string& folder) {
+    ::mkdir((folder + "/000").c_str(), 0700);
+    index = std::make_shared<Index>(folder + "/front.index", BLOCK);
+    files = std::make_shared<Files>(folder, 2);
+    bucket = index->bucket("data", "");
+    uint32_t container = 1;
+    std::string segment = "this is of another";
+    for (const Stored& object : OBJECTS) {
+      index->learn(bucket, object.key, std::string("v-") + object.key, object.size, false, NOW);
+      const std::string bytes = content(object.key, object.size);
+      if (!object.is_large) {
+        if (object.size)
+          CHECK(index->hold(bucket, object.key, std::string("v-") + object.key, WHOLE, 1,
+                            static_cast<uint32_t>(segment.size()), 0, NOW));
+        segment += bytes;
+        continue;
+      }
+      write(++container, bytes);
+      for (uint32_t block = 0; block * size_t{BLOCK} < object.size; ++block) {
+        const bool is_last = (block + 1) * size_t{BLOCK} >= object.size;
+        if (!is_last || std::strcmp(object.key, "part") != 0)
+          CHECK(index->hold(bucket, object.key, std::string("v-") + object.key, block, container, 0, 0, NOW));
+      }
+    }
+    write(1, segment);
+  }
+
+  void write(uint32_t container, const std::string& bytes) const {
+    const int fd = ::open(files->path(container).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(fd >= 0 && ::write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    ::close(fd);
+  }
+};
+
+int listening(uint16_t& port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  CHECK(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && ::listen(fd, 128) == 0);
+  socklen_t size = sizeof address;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  port = ntohs(address.sin_port);
+  return fd;
+}
+
+std::string back_answer(const std::string& method, const std::string& target, const std::string& body) {
+  const std::string said = "back: " + method + " " + target + " " + std::to_string(body.size());
+  return "HTTP/1.1 404 Not Found\r\nContent-Length: " + std::to_string(said.size()) + "\r\n\r\n" + said;
+}
+
+// Answers what the front hands over, some of it in pieces and late.
+void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t seed) {
+  std::mt19937_64 chance(seed);
+  while (!done) {
+    pollfd waits{front.event_fd(), POLLIN, 0};
+    ::poll(&waits, 1, 20);
+    for (Event& event : front.take(16)) {
+      if (event.kind != Event::Kind::asked) continue;
+      const Asked& asked = event.asked;
+      CHECK(asked.principal == 0);
+      if (chance() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 2000));
+      if (asked.target == "/data/drop") {
+        front.drop(event.connection);
+      } else if (asked.target == "/data/from-file") {
+        int number = 0;
+        front.say(event.connection, "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", false);
+        for (uint64_t at = 0; at < 300000; at += 100000) {
+          front.send_file(event.connection, store.files->open(2, number), at, 100000);
+          if (at == 100000) front.notify(event.connection, 0);
+        }
+        front.finish(event.connection);
+      } else {
+        const std::string answer = back_answer(asked.method, asked.target, asked.body);
+        const size_t half = chance() % answer.size();
+        front.say(event.connection, answer.substr(0, half), false);
+        front.say(event.connection, answer.substr(half), true);
+        front.finish(event.connection);
+      }
+    }
+  }
+}
+
+struct Request {
+  std::string text;
+  std::string answer;  // what has to come back, to the byte
+};
+
+std::string etag_headers(const std::string& key) {
+  return "ETag: \"v-" + key + "\"\r\nAccept-Ranges: bytes\r\nContent-Type: application/octet-stream\r\n";
+}
+
+Request any_request(std::mt19937_64& chance) {
+  const std::string token = "Authorization: Bearer secret-token\r\n";
+  const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
+  const std::string key = object.key, bytes = content(key, object.size);
+  switch (chance() % 8) {
+    case 0: {
+      const std::string body(chance() % 3 ? chance() % 100 : chance() % 100000, 'b');
+      if (chance() % 2)
+        return {"POST /-/read HTTP/1.1\r\n" + token + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body,
+                back_answer("POST", "/-/read", body)};
+      char size[32];
+      std::snprintf(size, sizeof size, "%zx\r\n", body.size());
+      const std::string chunk = body.empty() ? "" : size + body + "\r\n";
+      return {"PUT /x HTTP/1.1\r\n" + token + "Transfer-Encoding: chunked\r\n\r\n" + chunk + "0\r\n\r\n",
+              back_answer("PUT", "/x", body)};
+    }
+    case 1:
+      return {"GET /data/from-file HTTP/1.1\r\n" + token + "\r\n",
+              "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + content("large", 300000)};
+    case 2:
+      return {"GET /data/none HTTP/1.1\r\n" + token + "\r\n", back_answer("GET", "/data/none", "")};
+    case 3:
+      return {"HEAD /data/" + key + " HTTP/1.1\r\n" + token + "\r\n",
+              "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(object.size) + "\r\n" + etag_headers(key) + "\r\n"};
+    case 4: case 5:
+      if (object.size > 1) {
+        const uint64_t start = chance() % object.size, stop = start + 1 + chance() % (object.size - start);
+        const std::string text = "GET /data/" + key + " HTTP/1.1\r\n" + token + "Range: bytes=" + std::to_string(start) +
+                                 "-" + std::to_string(stop - 1) + "\r\n\r\n";
+        if (key == "part" && (stop - 1) / BLOCK == 3) return {text, back_answer("GET", "/data/part", "")};
+        return {text, "HTTP/1.1 206 Partial Content\r\nContent-Length: " + std::to_string(stop - start) + "\r\n" +
+                          etag_headers(key) + "Content-Range: bytes " + std::to_string(start) + "-" +
+                          std::to_string(stop - 1) + "/" + std::to_string(object.size) + "\r\n\r\n" +
+                          bytes.substr(start, stop - start)};
+      }
+      [[fallthrough]];
+    default:
+      if (key == "part") return {"GET /data/part HTTP/1.1\r\n" + token + "\r\n", back_answer("GET", "/data/part", "")};
+      return {"GET /data/" + key + " HTTP/1.1\r\n" + token + "\r\n",
+              "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(object.size) + "\r\n" + etag_headers(key) + "\r\n" +
+                  bytes};
+  }
+}
+
+int connected(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  CHECK(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  return fd;
+}
+
+// Sends while it reads, so that neither side can fill the other's buffers.
+std::string exchange(int fd, const std::string& text, size_t wanted, std::mt19937_64& chance) {
+  std::string got;
+  size_t sent = 0;
+  char part[40000];
+  while (got.size() < wanted) {
+    pollfd waits{fd, static_cast<short>(POLLIN | (sent < text.size() ? POLLOUT : 0)), 0};
+    CHECK(::poll(&waits, 1, 30000) == 1);
+    if (waits.revents & POLLOUT) {
+      const size_t size = std::min(text.size() - sent, size_t{1} + chance() % (chance() % 4 ? 30 : 30000));
+      const ssize_t done = ::send(fd, text.data() + sent, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (done > 0) sent += static_cast<size_t>(done);
+    }
+    if (waits.revents & (POLLIN | POLLHUP)) {
+      const ssize_t more = ::recv(fd, part, 1 + chance() % sizeof part, 0);
+      if (more <= 0) break;
+      got.append(part, static_cast<size_t>(more));
+    }
+  }
+  return got;
+}
+
+void be_a_client(uint16_t port, std::atomic<bool>& done, uint64_t seed) {
+  std::mt19937_64 chance(seed);
+  while (!done) {
+    const int fd = connected(port);
+    for (int round = 0; round < 4; ++round) {
+      std::string text, answers;
+      for (auto count = 1 + chance() % 12; count; --count) {
+        const Request request = any_request(chance);
+        text += request.text;
+        answers += request.answer;
+      }
+      if (chance() % 16 == 0) {  // it leaves in the midst of it
+        (void)!::send(fd, text.data(), chance() % text.size(), MSG_NOSIGNAL);
+        break;
+      }
+      if (chance() % 16 == 0) {
+        text += "GET /data/drop HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n\r\n";
+        const std::string got = exchange(fd, text, answers.size() + 1, chance);
+        CHECK(answers.compare(0, got.size(), got) == 0 && "what came before it was dropped is right");
+        break;
+      }
+      if (chance() % 16 == 0) {
+        const std::string got = exchange(fd, text + "nonsense\r\n\r\n", answers.size() + 12, chance);
+        CHECK(got.compare(0, answers.size(), answers) == 0 && got.compare(answers.size(), 12, "HTTP/1.1 400") == 0);
+        break;
+      }
+      CHECK(exchange(fd, text, answers.size(), chance) == answers);
+    }
+    ::close(fd);
+  }
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const std::string folder = argv[1];
+  const uint64_t seed = std::strtoull(argv[2], nullptr, 10);
+  Store store(folder);
+  FrontSettings settings;
+  settings.threads = 2;
+  Front front(store.index, store.files, settings);
+  uint16_t port = 0;
+  front.listen(listening(port));
+  auto rules = std::make_shared<Rules>();
+  rules->tokens.push_back({"secret-token", true, {}});
+  rules->buckets["data"] = {store.bucket, 100.0};
+  front.set_rules(rules);
+  front.set_now(NOW);
+  front.start();
+  std::atomic<bool> done{false}, back_done{false};
+  std::thread back([&] { be_the_back(front, store, back_done, seed); });
+  std::vector<std::thread> clients;
+  for (uint64_t i = 0; i < 4; ++i) clients.emplace_back([&, i] { be_a_client(port, done, seed * 100 + i); });
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[3]));
+  while (std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    front.set_rules(std::make_shared<Rules>(*rules));
+    front.figures();
+    front.take_hits();
+  }
+  done = true;
+  for (std::thread& client : clients) client.join();
+  front.drain();
+  for (int i = 0; i < 500 && front.figures().connections; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(front.figures().connections == 0);
+  CHECK(front.figures().requests > 100);
+  back_done = true;
+  back.join();
+  front.stop();
+  std::puts("well");
+}

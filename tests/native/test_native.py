@@ -1,0 +1,47 @@
+"""The C++ tests of the native part, each under the sanitizers that can find what it could do wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "stoker" / "_native"
+HERE = Path(__file__).parent
+SANITIZERS = {"address": "address,undefined", "thread": "thread"}
+TESTS = {
+    "http_test": ("1", "20000"),
+    "index_test": (".", "1", "8"),
+    "front_test": (".", "1", "4"),
+}
+"""And their arguments: mutated heads, rounds, seconds."""
+
+
+def compile_all(folder: Path, sanitizer: str) -> None:
+    """All tests with all of the native part but its binding."""
+    flags = (
+        *("-std=c++17", "-g", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"),
+        *(f"-fsanitize={SANITIZERS[sanitizer]}", "-fno-sanitize-recover=all"),
+    )
+    sources = [path for path in sorted(SOURCE.glob("*.cc")) if not path.name.startswith("module")]
+    subprocess.run(["g++", *flags, "-c", *sources], cwd=folder, check=True)
+    objects = [f"{path.stem}.o" for path in sources]
+    for test in TESTS:
+        subprocess.run(["g++", *flags, HERE / f"{test}.cc", *objects, "-o", test], cwd=folder, check=True)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_the_native_part_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> None:
+    compile_all(tmp_path, sanitizer)
+    for test, arguments in TESTS.items():
+        done = subprocess.run(
+            [tmp_path / test, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "well\n"), f"{test}: {done.stderr}"

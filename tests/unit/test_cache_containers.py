@@ -1,0 +1,147 @@
+"""Files of containers on a real disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker.cache.store.containers import OPEN_TO_WRITE_MAX, ContainerFiles
+from stoker.errors import CorruptBlock, EnvironmentProblem
+
+MIB = 1024 * 1024
+
+
+def test_what_was_written_is_read_and_found_again(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path / "cache")
+    files.write(1, 0, b"abc")
+    files.write(1, 3, b"defg")
+    files.write(0x12345, 8 * MIB, b"x" * 5000)
+    assert files.read(1, 2, 4) == b"cdef"
+    files.finish(1)
+    files.finish(1)
+    assert Path(files.sending.path(0x12345)).name == "00012345"
+    sizes = files.sizes_bytes()
+    assert sizes.keys() == {1, 0x12345}
+    assert sizes[0x12345] < MIB, "it is sparse"
+    files.close()
+    again = ContainerFiles(tmp_path / "cache")
+    assert again.sizes_bytes() == sizes
+    assert again.read(0x12345, 8 * MIB + 4999, 1) == b"x"
+    again.close()
+
+
+def test_what_is_not_all_there_is_corrupt(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path)
+    with pytest.raises(CorruptBlock, match="container 7 cannot be read: No such file"):
+        files.read(7, 0, 1)
+    files.write(7, 0, b"abc")
+    with pytest.raises(CorruptBlock, match="shorter"):
+        files.read(7, 1, 3)
+    files.unlink(7, 3)
+    files.unlink(7, 3)
+    with pytest.raises(CorruptBlock):
+        files.read(7, 0, 1)
+    Path(files.sending.path(8)).symlink_to("/etc/passwd")
+    with pytest.raises(CorruptBlock):
+        files.read(8, 0, 1)
+    with pytest.raises(EnvironmentProblem):
+        files.write(8, 0, b"never")
+    files.close()
+
+
+def test_a_hole_gives_back_whole_pages_and_leaves_the_rest(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path)
+    data = os.urandom(MIB)
+    files.write(1, 0, data)
+    before = files.sizes_bytes()[1]
+    assert files.punch(1, 1000, MIB // 2)
+    assert files.sizes_bytes()[1] <= before - MIB // 2 + 2 * 4096
+    assert files.read(1, 0, 1000) == data[:1000]
+    assert files.read(1, 1000 + MIB // 2, MIB // 2 - 1000) == data[1000 + MIB // 2 :]
+    assert files.punch(1, 5, 10), "less than a page: nothing to give back"
+    assert os.stat(files.sending.path(1)).st_size == MIB
+    files.close()
+
+
+def test_a_disk_that_is_full_or_takes_nothing_is_said(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path)
+    files.write(1, 0, b"x" * 100)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        with pytest.raises(EnvironmentProblem, match="cannot write to the cache folder"):
+            files.write(1, 100, b"y" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    files.write(1, 100, b"y" * 200)
+    assert files.read(1, 0, 300) == b"x" * 100 + b"y" * 200
+    files.close()
+
+
+def test_few_files_are_open_however_many_are_written(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(1, 3 * OPEN_TO_WRITE_MAX):
+        files.write(number, 0, b"a")
+        files.write(1 + number // 2, number, b"b")
+    assert len(os.listdir("/proc/self/fd")) <= before + OPEN_TO_WRITE_MAX
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_bytes_land_where_they_belong_whoever_else_writes(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path)
+
+    def write(worker: int) -> None:
+        for number in range(300):
+            files.write(worker * 1000 + number, 0, b"%8d" % (worker * 1000 + number) * 100)
+            files.finish(worker * 1000 + number // 2)
+
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for worker in (1, 2, 3):
+        for number in range(worker * 1000, worker * 1000 + 300):
+            assert files.read(number, 0, 800) == b"%8d" % number * 100
+    files.unlink(1000, 800)
+    assert not files.punch(1000, 0, 8192), "it is not made anew"
+    assert 1000 not in files.sizes_bytes()
+    files.close()
+
+
+def test_a_folder_is_one_servers(tmp_path: Path) -> None:
+    files = ContainerFiles(tmp_path)
+    with pytest.raises(EnvironmentProblem, match="in use by another cache server"):
+        ContainerFiles(tmp_path)
+    files.close()
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from stoker.cache.store.containers import ContainerFiles\n"
+        "files = ContainerFiles(Path(sys.argv[1])); files.write(1, 0, b'kept'); print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        with pytest.raises(EnvironmentProblem, match="in use"):
+            ContainerFiles(tmp_path)
+        other.kill()
+    files = ContainerFiles(tmp_path)
+    assert files.read(1, 0, 4) == b"kept"
+    files.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="cannot use the cache folder"):
+        ContainerFiles(tmp_path / "file")

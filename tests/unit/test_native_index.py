@@ -1,0 +1,128 @@
+"""What Python sees of the index; how it keeps its promises is told by the C++ tests in tests/native."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stoker._native import FileProblem, Index, Piece
+
+BLOCK = 100
+
+
+def test_what_was_learnt_and_held_is_found_after_a_restart(tmp_path: Path) -> None:
+    path = str(tmp_path / "index")
+    index = Index(path, BLOCK)
+    bucket = index.bucket("data", "s3://origin")
+    assert index.learn(bucket, "kéy/☃", "v1", 250, False, 1000)
+    assert not index.learn(bucket, "kéy/☃", "v1", 250, False, 1001), "the same version"
+    assert index.learn(bucket, "gone", "", 0, True, 1000)
+    assert index.hold(bucket, "kéy/☃", "v1", 2, 7, 0, 0xFFFFFFFF, 1002)
+    assert not index.hold(bucket, "kéy/☃", "v0", 1, 7, 0, 5, 1002), "another version"
+    found = index.find(bucket, "kéy/☃", with_blocks=True)
+    assert found is not None
+    assert found.block(2) == (0xFFFFFFFF, True)
+    del index
+    index = Index(path, BLOCK)
+    assert index.buckets() == {"data": (bucket, "s3://origin")}
+    found = index.find(bucket, "kéy/☃", with_blocks=True)
+    assert found is not None
+    assert (found.version, found.size_bytes, found.checked_s, found.container) == ("v1", 250, 1001, 7)
+    assert found.is_large
+    assert [found.block(number) for number in (0, 1, 2, 3)] == [None, None, (0xFFFFFFFF, False), None]
+    absent = index.find(bucket, "gone")
+    assert absent is not None
+    assert absent.is_absent
+    assert index.verified(bucket, "kéy/☃", 2, 7)
+    names, cursor = index.scan(bucket, "", 0, 10)
+    assert cursor == 0
+    assert {name.key for name in names} == {"kéy/☃", "gone"}
+    (piece,) = index.sample(1, None, 3)
+    assert (piece.block, piece.container, piece.size_bytes) == (2, 7, 50)
+    assert index.lose(Piece(bucket, piece.id, 2, 7))
+    assert not index.lose(piece)
+    assert index.containers() == {}
+    assert index.refresh(bucket, "kéy") == 1
+    assert len(index) == 2
+
+
+def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="No such file") as nowhere:
+        Index(str(tmp_path / "no" / "index"), BLOCK)
+    assert nowhere.value.errno == errno.ENOENT
+    (tmp_path / "index").write_bytes(b"something else altogether, of 40 bytes..")
+    with pytest.raises(FileProblem, match="is no index of this version"):
+        Index(str(tmp_path / "index"), BLOCK)
+    index = Index(str(tmp_path / "other"), BLOCK)
+    with pytest.raises(FileProblem, match="too long, or empty"):
+        index.learn(1, "", "v", 1, False, 1)
+    with pytest.raises(ValueError, match="16 bytes"):
+        Piece(1, b"short", None, 1)
+
+
+@contextmanager
+def no_file_may_exceed(size_bytes: int) -> Iterator[None]:
+    """Writing beyond that fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_no_more_than_what_is_new(tmp_path: Path) -> None:
+    path = str(tmp_path / "index")
+    index = Index(path, BLOCK)
+    bucket = index.bucket("data", "")
+    for key in ("old", "other", "changed"):
+        index.learn(bucket, key, "v1", 50, False, 1)
+        index.hold(bucket, key, "v1", None, 3, 0, 9, 1)
+    with no_file_may_exceed(index.file_bytes() + 10):
+        for attempt in range(2):
+            with pytest.raises(FileProblem, match="File too large"):
+                index.learn(bucket, f"new-{attempt}", "v1", 50, False, 1)
+        with pytest.raises(FileProblem, match="File too large"):
+            index.hold(bucket, "old", "v1", None, 4, 0, 9, 1)
+        with pytest.raises(FileProblem, match="File too large"):
+            index.learn(bucket, "changed", "v2", 50, False, 1)
+        with no_file_may_exceed(100), pytest.raises(FileProblem, match="File too large"):
+            index.compact(anyway=True)
+        assert not index.learn(bucket, "old", "v1", 50, False, 2), "it is confirmed, in memory at least"
+        assert index.forget(bucket, "other")
+        assert index.find(bucket, "changed") is None, "what it was is not true any more"
+        found = index.find(bucket, "old")
+        assert found is not None
+        assert (found.version, found.container) == ("v1", 3)
+    assert index.learn(bucket, "new", "v1", 50, False, 1)
+    assert index.compact(anyway=True)
+    del index
+    index = Index(path, BLOCK)
+    assert (len(index), index.replay.damaged_bytes, index.replay.was_torn) == (2, 0, False)
+
+
+def test_the_interpreter_goes_on_while_the_index_works(tmp_path: Path) -> None:
+    index = Index(str(tmp_path / "index"), BLOCK)
+    bucket = index.bucket("data", "")
+    for number in range(3000):
+        index.learn(bucket, f"key-{number}", "v", 50, False, 1)
+    done = threading.Event()
+
+    def compact() -> None:
+        for _ in range(20):
+            index.compact(anyway=True)
+        done.set()
+
+    threading.Thread(target=compact).start()
+    turns = 0
+    while not done.is_set():
+        assert index.find(bucket, f"key-{turns % 3000}") is not None
+        turns += 1
+    assert turns > 100
+    assert len(index) == 3000
