@@ -156,6 +156,8 @@ class Served:
         self.broken: list[dict[str, object]] = []
         self.hung_up = threading.Event()
         """A connection has ended."""
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self._wanted_port = port
         self.loop = asyncio.new_event_loop()
@@ -200,10 +202,7 @@ class Served:
         self.loop.set_exception_handler(lambda _, context: self.broken.append(context))
         try:
             self.loop.run_until_complete(self._serve())
-            tasks = asyncio.all_tasks(self.loop)
-            for task in tasks:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self._break_all())
         finally:
             self.loop.close()
 
@@ -214,7 +213,23 @@ class Served:
         await self._stopping.wait()
         server.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _break_all(self) -> None:
+        for _ in range(5):  # who was just accepted becomes a connection first
+            await asyncio.sleep(0)
+        for writer in self._writers:
+            writer.transport.abort()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        task = self.loop.create_task(self._converse(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await serve_connection(reader, writer, self.router, on_upgrade=self._upgrade, limits=self.limits)
         except asyncio.CancelledError:
