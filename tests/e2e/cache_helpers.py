@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,3 +85,11 @@ def client_of(server: ServerProcess, token: str | None = None) -> Iterator[Cache
     """A client that is closed at the end."""
     with CacheClient(server.url, token, timeout_s=20.0) as client:
         yield client
+
+
+def wait_until_held(client: CacheClient, blocks: int) -> None:
+    """What was read is stored soon after: wait until so many blocks are."""
+    deadline = time.monotonic() + 20
+    while (held := client.status().held_blocks) < blocks:
+        assert time.monotonic() < deadline, f"{held} of {blocks} blocks are held"
+        time.sleep(0.01)

@@ -15,19 +15,13 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ObjectNotFound
-from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served
+from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served, wait_until_held
 
 pytestmark = pytest.mark.real
 
 
-def blocks_of(folder: Path) -> list[Path]:
-    return [path for path in (folder / "blocks").rglob("*") if path.is_file()]
-
-
-def wait_until_indexed(folder: Path) -> None:
-    """Longer than the index takes to write a batch."""
-    time.sleep(0.3)
-    assert (folder / "index.sqlite").exists()
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "files").rglob("*") if path.is_file())
 
 
 def test_after_kill_9_what_was_held_is_served_without_the_origin(tmp_path: Path) -> None:
@@ -36,22 +30,17 @@ def test_after_kill_9_what_was_held_is_served_without_the_origin(tmp_path: Path)
     )
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         client.read_many("b", list(objects))
-        wait_until_indexed(tmp_path / "d")
+        wait_until_held(client, len(objects) + 1)
         server.stop(signal.SIGKILL)
     for key in objects:
         (tmp_path / "o" / key).unlink()
-    orphan = tmp_path / "d" / "blocks" / "00" / ("0" * 32)
+    orphan = tmp_path / "d" / "files" / "000" / "00000fff"
     orphan.write_bytes(b"left over")
-    os.utime(orphan, (1, 1))
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         assert client.read_many("b", list(objects)) == list(objects.values())
         assert client.read("b", "big") == objects["big"]
         status = client.status()
         assert (status.origin_requests, status.misses) == (0, 0)
-        assert any("not stopped cleanly" in note for note in status.notes)
-        deadline = time.monotonic() + 5
-        while orphan.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
         assert not orphan.exists()
         client.refresh("b", "1")
         with pytest.raises(ObjectNotFound):
@@ -77,47 +66,57 @@ def test_kill_9_while_filling_leaves_nothing_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [900, 100_000, 5_000_000])
-def test_a_flipped_bit_is_a_miss_and_is_fetched_again(tmp_path: Path, size_bytes: int) -> None:
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone"])
+def test_a_damaged_block_is_a_miss_and_is_fetched_again(tmp_path: Path, size_bytes: int, harm: str) -> None:
     objects = fill(tmp_path / "o", ["x", "y"], size_bytes)
+    blocks = 2 * -(-size_bytes // 4194304)
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         client.read_many("b", ["x", "y"])
-    for number, path in enumerate(blocks_of(tmp_path / "d")):
+        wait_until_held(client, blocks)
+    for path in files_of(tmp_path / "d"):
         data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        # One is flipped, one cut short, one gone.
-        path.chmod(0o600)
-        path.write_bytes((data, data[:10])[number % 2])
-        if number == 2:
+        for place in range(size_bytes // 2, len(data), size_bytes):
+            data[place] ^= 1
+        if harm == "gone":
             path.unlink()
+        else:
+            path.write_bytes(data if harm == "flipped" else data[:10])
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         assert client.read("b", "x") == objects["x"]
         assert client.read_many("b", ["y", "x"]) == [objects["y"], objects["x"]]
-        assert client.status().origin_bytes == 2 * size_bytes
+        wait_until_held(client, blocks)
+        found = client.status().origin_bytes
+        # Of the larger objects, the block that was not damaged is still good.
+        assert found == 2 * size_bytes or (harm == "flipped" and found == 2 * 4194304)
         assert client.read("b", "y") == objects["y"]
-        assert client.status().origin_bytes == 2 * size_bytes
+        assert client.status().origin_bytes == found
 
 
-@pytest.mark.parametrize("damage", ["header", "pages", "version"])
-def test_a_damaged_index_means_an_empty_cache_that_says_so(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["header", "records", "version"])
+def test_a_damaged_index_is_read_as_far_as_it_goes_and_says_so(tmp_path: Path, damage: str) -> None:
     objects = fill(tmp_path / "o", [f"{n}" for n in range(500)], 900)
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         client.read_many("b", list(objects))
-    index = tmp_path / "d" / "index.sqlite"
+        wait_until_held(client, 500)
+    index = tmp_path / "d" / "index"
     data = bytearray(index.read_bytes())
     if damage == "header":
-        data[:100] = os.urandom(100)
-    elif damage == "pages":
+        data[:16] = os.urandom(16)
+    elif damage == "records":
         for start in range(4096, len(data), 4096):
             data[start : start + 2000] = os.urandom(2000)
     else:
-        data[60:64] = (99).to_bytes(4, "big")
+        data[8:12] = (99).to_bytes(4, "big")
     index.write_bytes(data)
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         status = client.status()
         assert any("damaged" in note for note in status.notes)
-        assert status.held_bytes == 0
-        assert blocks_of(tmp_path / "d") == []
+        assert status.held_blocks < 500
+        if damage != "records":
+            assert status.held_bytes == 0
+            assert files_of(tmp_path / "d") == []
         assert client.read_many("b", list(objects)) == list(objects.values())
+        wait_until_held(client, 500)
     with served(tmp_path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
         assert client.status().held_blocks == 500
 
@@ -137,7 +136,7 @@ def test_the_limit_holds_while_filling(tmp_path: Path) -> None:
         nonlocal largest
         while not done.is_set():
             size = 0
-            for path in (*(tmp_path / "d" / "blocks").rglob("*"), *(tmp_path / "d" / "tmp").rglob("*")):
+            for path in (tmp_path / "d" / "files").rglob("*"):
                 with contextlib.suppress(FileNotFoundError):
                     size += path.stat().st_blocks * 512 if path.is_file() else 0
             largest = max(largest, size)
@@ -157,7 +156,7 @@ def test_the_limit_holds_while_filling(tmp_path: Path) -> None:
             done.clear()
             status = client.status()
             assert 0 < status.held_bytes <= limit
-            assert (status.hits > 0) == (policy == "uniform")
+            assert (status.hits > 20) == (policy == "uniform"), "what is read in turns is best kept"
         assert largest <= limit
         shutil.rmtree(tmp_path / "d")
 

@@ -89,7 +89,7 @@ void compare(const Index& index, const Twins& twins) {
   for (const auto& [name, _] : twins)
     if (name.first == 1 && name.second[0] == 'a') CHECK(seen.erase(name.second) == 1);
   CHECK(seen.empty());
-  for (const Piece& piece : index.sample(20, 2, 5)) CHECK(piece.bucket == 2 && piece.container);
+  for (const Piece& piece : index.sample(20, {2}, Packing::any, 5)) CHECK(piece.bucket == 2 && piece.container);
 }
 
 std::string key_of(std::mt19937_64& chance) {
@@ -304,7 +304,7 @@ void by_many_threads(const std::string& folder) {
         if (const auto found = index.find(1, key, true)) CHECK(found->version.substr(1) == key);
         uint64_t cursor = 0;
         if (chance() % 64 == 0) index.scan(1, "k1", cursor, 10);
-        if (chance() % 64 == 0) index.sample(5, -1, chance());
+        if (chance() % 64 == 0) index.sample(5, {}, Packing(chance() % 3), chance());
         if (chance() % 64 == 0) index.containers();
         index.use(1, key, WHOLE, 5);
       }

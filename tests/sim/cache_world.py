@@ -1,4 +1,4 @@
-"""A seeded world around the shipping flight, block and evict cores.
+"""A seeded world around the shipping flight, room and evict cores.
 
 Readers come, cancel and crash; origins are slow, fail and send short bodies; the disk fills up; blocks are
 evicted; the server restarts. After every event the invariants are checked.
@@ -10,10 +10,10 @@ import heapq
 from collections.abc import Callable
 
 from stoker.base.rng import Rng
-from stoker.cache.block import Residency
-from stoker.cache.evict import LRU, UNIFORM, Evictor
+from stoker.cache.evict import LRU, REPLICA_AWARE, SAMPLE_SIZE, UNIFORM, Candidate, stalest
 from stoker.cache.flight import Abort, Cancelled, Decision, Deliver, Failed, Fetched, FlightTable, Start, Want
 from stoker.cache.layout import BlockId
+from stoker.cache.room import Lot, Room
 
 _HORIZON = 100.0
 
@@ -28,11 +28,13 @@ class CacheWorld:
         self.sequence = 0
         self.story: list[str] = []
         count = 2 + self.rng.below(6)
-        policies = self.rng.choice([(LRU, LRU), (LRU, UNIFORM), (UNIFORM, UNIFORM)])
+        policies = self.rng.choice([(LRU, LRU), (LRU, UNIFORM), (UNIFORM, UNIFORM), (REPLICA_AWARE, LRU)])
         self.blocks = [BlockId(f"b{n % 2}", f"k{n}", "v", 0) for n in range(count)]
         self.policy = {f"b{n}": policies[n] for n in range(2)}
         self.sizes = {block: 1 + self.rng.below(10) for block in self.blocks}
         self.limit = 1 + self.rng.below(sum(self.sizes.values()) + 4)
+        self.quota = self.rng.choice([0, 0, 1 + self.rng.below(self.limit)])
+        self.pinned = self.rng.choice([None, None, "b0", "b1"])
         self.fail_chance = self.rng.choice([0.0, 0.1, 0.5, 0.9])
         self.short_chance = self.rng.choice([0.0, 0.1])
         self.full_chance = self.rng.choice([0.0, 0.2, 1.0])
@@ -45,17 +47,20 @@ class CacheWorld:
     def boot(self, survivors: tuple[BlockId, ...]) -> None:
         """A server starts with what its disk holds."""
         self.flights: FlightTable[BlockId] = FlightTable(attempts_max=3)
-        self.residency: Residency[BlockId] = Residency(self.limit)
-        self.evictor: Evictor[BlockId] = Evictor()
+        self.room = Room(self.limit)
+        for number, (bucket, policy) in enumerate(self.policy.items()):
+            self.room.set_lot(Lot(number, bucket, "", policy, is_pinned=bucket == self.pinned))
+        self.room.set_quota("b1", self.quota)
         self.disk: dict[BlockId, str] = {}
+        self.used: dict[BlockId, float] = {}
+        self.writing: set[BlockId] = set()
         self.waiting: dict[int, BlockId] = {}
         self.running: dict[int, BlockId] = {}
         self.pins: dict[BlockId, int] = {}
         for block in survivors:
-            assert self.residency.reserve(block, self.sizes[block]), self.tell("adopt beyond the limit")
-            self.residency.fill(block)
-            self.evictor.on_fill(block, self.sizes[block], self.policy[block.bucket])
+            self.room.take(lot_of(block), self.sizes[block])
             self.disk[block] = content(block)
+            self.used[block] = self.now
 
     def tell(self, what: str) -> str:
         return f"{what} at t={self.now:.2f}; the last events:\n  " + "\n  ".join(self.story[-30:])
@@ -76,15 +81,14 @@ class CacheWorld:
             self.check()
         assert not self.waiting, self.tell(f"readers {sorted(self.waiting)} wait for ever")
         assert len(self.flights) == 0, self.tell("a flight is left over")
-        assert self.residency.reserved_bytes == 0, self.tell("a reservation is left over")
+        assert self.room.used_bytes == sum(self.sizes[b] for b in self.disk), self.tell("room is left over")
 
     def check(self) -> None:
-        total = self.residency.held_bytes + self.residency.reserved_bytes
+        total = self.room.used_bytes
         assert total <= self.limit, self.tell(f"{total} bytes of {self.limit}")
-        assert self.residency.held_bytes == sum(self.sizes[b] for b in self.disk), self.tell(
-            "held bytes drift"
-        )
-        assert len(self.evictor) == len(self.disk), self.tell("the evictor has lost or kept a block")
+        taken = sum(self.sizes[b] for b in (*self.disk, *self.writing))
+        assert total == taken, self.tell(f"{total} bytes are counted and {taken} are used")
+        assert not self.quota or self.room.used_by_bucket("b1") <= self.quota, self.tell("over the quota")
         leading = list(self.running.values())
         assert len(leading) == len(set(leading)), self.tell("two leaders for a block")
         for block, pins in self.pins.items():
@@ -93,8 +97,8 @@ class CacheWorld:
     def reader_comes(self) -> None:
         self.next_reader += 1
         reader, block = self.next_reader, self.rng.choice(self.blocks)
-        if self.residency.is_held(block):
-            self.evictor.on_hit(block)
+        if block in self.disk:
+            self.used[block] = self.now
             self.serve_held(block)
             return
         self.story.append(f"{self.now:.2f} reader {reader} wants {block.key}")
@@ -107,12 +111,10 @@ class CacheWorld:
     def serve_held(self, block: BlockId) -> None:
         assert self.disk[block] == content(block), self.tell(f"wrong bytes of {block.key} served from disk")
         self.served += 1
-        residency, pins = self.residency, self.pins
-        residency.pin(block)
+        pins = self.pins
         pins[block] = pins.get(block, 0) + 1
 
         def done() -> None:
-            residency.unpin(block)
             pins[block] -= 1
 
         self.after(self.rng.uniform(0.0, 2.0), done)
@@ -137,7 +139,7 @@ class CacheWorld:
         block, fetch, flights = effect.key, effect.fetch, self.flights
         assert block not in self.running.values(), self.tell(f"two leaders for {block.key}")
         self.running[fetch] = block
-        if self.residency.is_held(block):
+        if block in self.disk:
             # A fetch that was aborted had already handed its bytes to the disk; the server looks there first.
             self.story.append(f"{self.now:.2f} {block.key} is here meanwhile")
             self.after(0.0, lambda: self.found(flights, fetch, block))
@@ -170,35 +172,44 @@ class CacheWorld:
 
     def reserve(self, block: BlockId) -> bool:
         """Room for the block, made as the policy says; False if it is served without being stored."""
-        if block in self.residency:
+        if block in self.disk or block in self.writing:
             return False
-        size = self.sizes[block]
-        verdict = self.evictor.make_room(
-            size, self.residency.free_bytes, self.policy[block.bucket], self.residency.is_pinned
-        )
-        assert not (verdict.refused and verdict.victims), self.tell("a refusal with victims")
-        for victim in verdict.victims:
-            assert self.policy[victim.bucket] == LRU, self.tell("uniform replaced a block")
-            self.story.append(f"{self.now:.2f} {victim.key} evicted: {verdict.why}")
-            self.residency.evict(victim)
-            self.evictor.on_gone(victim)
-            del self.disk[victim]
-            self.evicted += 1
-        if verdict.refused:
-            return False
-        assert self.residency.reserve(block, size), self.tell("the verdict made too little room")
+        size, lot = self.sizes[block], lot_of(block)
+        while not (need := self.room.ask(lot, size)).fits:
+            if need.is_refused:
+                return False
+            idle = [b for b in self.disk if lot_of(b) in need.lots and not self.pins.get(b)]
+            self.rng.shuffle(idle)
+            drawn = [Candidate(int(self.used[b] * 10), self.copies_of(b)) for b in idle[:SAMPLE_SIZE]]
+            choice = stalest(drawn, int(self.now * 10))
+            if choice is None:
+                return False
+            self.evict(idle[choice.position], choice.why)
+        self.room.take(lot, size)
+        self.writing.add(block)
         return True
+
+    def copies_of(self, block: BlockId) -> int:
+        return 1 + self.rng.below(3) if self.policy[block.bucket] == REPLICA_AWARE else 1
+
+    def evict(self, victim: BlockId, why: str) -> None:
+        assert self.policy[victim.bucket] != UNIFORM, self.tell("uniform replaced a block")
+        assert victim.bucket != self.pinned, self.tell("what is pinned was replaced")
+        self.story.append(f"{self.now:.2f} {victim.key} evicted: {why}")
+        self.room.give(lot_of(victim), self.sizes[victim])
+        del self.disk[victim], self.used[victim]
+        self.evicted += 1
 
     def written(self, flights: FlightTable[BlockId], fetch: int, block: BlockId, body: str) -> None:
         if flights is not self.flights:
             return
+        self.writing.discard(block)
         if self.rng.chance(self.full_chance):
             self.story.append(f"{self.now:.2f} the disk is full")
-            self.residency.abandon(block)
+            self.room.give(lot_of(block), self.sizes[block])
         else:
-            self.residency.fill(block)
-            self.evictor.on_fill(block, self.sizes[block], self.policy[block.bucket])
             self.disk[block] = body
+            self.used[block] = self.now
         self.finish(fetch, Fetched(block, fetch))
 
     def finish(self, fetch: int, event: Fetched[BlockId] | Failed[BlockId]) -> None:
@@ -225,6 +236,11 @@ class CacheWorld:
         self.story.append(f"{self.now:.2f} the server is killed and starts again")
         self.failed += len(self.waiting)
         self.boot(tuple(self.disk))
+
+
+def lot_of(block: BlockId) -> int:
+    """The number of the lot that a block is counted in."""
+    return int(block.bucket[1:])
 
 
 def content(block: BlockId) -> str:

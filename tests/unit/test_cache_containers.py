@@ -19,8 +19,10 @@ MIB = 1024 * 1024
 
 def test_what_was_written_is_read_and_found_again(tmp_path: Path) -> None:
     files = ContainerFiles(tmp_path / "cache")
+    files.create(1)
     files.write(1, 0, b"abc")
     files.write(1, 3, b"defg")
+    files.create(0x12345)
     files.write(0x12345, 8 * MIB, b"x" * 5000)
     assert files.read(1, 2, 4) == b"cdef"
     files.finish(1)
@@ -40,11 +42,16 @@ def test_what_is_not_all_there_is_corrupt(tmp_path: Path) -> None:
     files = ContainerFiles(tmp_path)
     with pytest.raises(CorruptBlock, match="container 7 cannot be read: No such file"):
         files.read(7, 0, 1)
+    files.create(7)
     files.write(7, 0, b"abc")
     with pytest.raises(CorruptBlock, match="shorter"):
         files.read(7, 1, 3)
+    assert files.is_there(7)
     files.unlink(7, 3)
     files.unlink(7, 3)
+    assert not files.is_there(7)
+    with pytest.raises(EnvironmentProblem, match="No such file"):
+        files.write(7, 3, b"not made again: it would read as zeros before")
     with pytest.raises(CorruptBlock):
         files.read(7, 0, 1)
     Path(files.sending.path(8)).symlink_to("/etc/passwd")
@@ -58,6 +65,7 @@ def test_what_is_not_all_there_is_corrupt(tmp_path: Path) -> None:
 def test_a_hole_gives_back_whole_pages_and_leaves_the_rest(tmp_path: Path) -> None:
     files = ContainerFiles(tmp_path)
     data = os.urandom(MIB)
+    files.create(1)
     files.write(1, 0, data)
     before = files.sizes_bytes()[1]
     assert files.punch(1, 1000, MIB // 2)
@@ -71,6 +79,9 @@ def test_a_hole_gives_back_whole_pages_and_leaves_the_rest(tmp_path: Path) -> No
 
 def test_a_disk_that_is_full_or_takes_nothing_is_said(tmp_path: Path) -> None:
     files = ContainerFiles(tmp_path)
+    files.create(1)
+    with pytest.raises(EnvironmentProblem, match="File exists"):
+        files.create(1)
     files.write(1, 0, b"x" * 100)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
@@ -88,6 +99,7 @@ def test_few_files_are_open_however_many_are_written(tmp_path: Path) -> None:
     files = ContainerFiles(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(1, 3 * OPEN_TO_WRITE_MAX):
+        files.create(number)
         files.write(number, 0, b"a")
         files.write(1 + number // 2, number, b"b")
     assert len(os.listdir("/proc/self/fd")) <= before + OPEN_TO_WRITE_MAX
@@ -100,6 +112,7 @@ def test_bytes_land_where_they_belong_whoever_else_writes(tmp_path: Path) -> Non
 
     def write(worker: int) -> None:
         for number in range(300):
+            files.create(worker * 1000 + number)
             files.write(worker * 1000 + number, 0, b"%8d" % (worker * 1000 + number) * 100)
             files.finish(worker * 1000 + number // 2)
 
@@ -125,7 +138,8 @@ def test_a_folder_is_one_servers(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
         "from stoker.cache.store.containers import ContainerFiles\n"
-        "files = ContainerFiles(Path(sys.argv[1])); files.write(1, 0, b'kept'); print('there', flush=True)\n"
+        "files = ContainerFiles(Path(sys.argv[1])); files.create(1); files.write(1, 0, b'kept')\n"
+        "print('there', flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The pure cores: layout, flight, block, evict."""
+"""The pure cores: layout, flight, evict."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cache.block import IllegalTransition, Residency
-from stoker.cache.evict import LRU, UNIFORM, Evictor
+from stoker.cache.evict import Candidate, stalest
 from stoker.cache.flight import Abort, Cancelled, Deliver, Failed, Fetched, FlightTable, Start, Want
-from stoker.cache.layout import BlockId, block_bounds, block_count, block_name, block_path, split
+from stoker.cache.layout import block_bounds, block_count, split
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 64))
@@ -32,15 +31,6 @@ def test_blocks_cover_an_object_exactly_once(size: int, block_size: int) -> None
 def test_a_bad_range_is_refused() -> None:
     with pytest.raises(ValueError, match="not a range"):
         split(5, 4, 10)
-
-
-def test_names_are_flat_and_differ_in_every_part() -> None:
-    blocks = [BlockId("b", "../k", "v", 0), BlockId("b", "../k", "v", 1), BlockId("b/", "../k", "v", 0)]
-    blocks += [BlockId("b", "../k", "w", 0), BlockId("b/..", "/k", "v", 0)]
-    names = {block_name(block) for block in blocks}
-    assert len(names) == len(blocks)
-    assert all(len(name) == 32 and set(name) <= set("0123456789abcdef") for name in names)
-    assert block_path("ab" + "0" * 30) == "ab/ab" + "0" * 30
 
 
 def test_one_fetch_for_many_readers() -> None:
@@ -88,58 +78,20 @@ def test_a_final_failure_is_everyones() -> None:
     assert table.step(Failed("k", 1, True)).effects == (Deliver("k", 1, (1, 2), True),)
 
 
-def test_a_block_goes_its_way() -> None:
-    residency: Residency[str] = Residency(10)
-    assert residency.reserve("a", 6)
-    assert not residency.reserve("b", 5)
-    assert (residency.state("a"), residency.is_held("a"), residency.free_bytes) == ("filling", False, 4)
-    residency.fill("a")
-    residency.pin("a")
-    assert residency.is_pinned("a")
-    with pytest.raises(IllegalTransition, match="1 pins; recent history: \\['reserve', 'fill'\\]"):
-        residency.evict("a")
-    residency.unpin("a")
-    residency.evict("a")
-    assert (residency.state("a"), residency.free_bytes) == (None, 10)
+def test_what_was_used_longest_ago_leaves() -> None:
+    choice = stalest([Candidate(50), Candidate(20), Candidate(90)], 100)
+    assert choice is not None
+    assert (choice.position, choice.staleness_s) == (1, 80.0)
+    assert choice.why == "of 3 drawn it was used longest ago: 80 s"
+    assert stalest([], 100) is None
+    ahead = stalest([Candidate(500)], 100)
+    assert ahead is not None
+    assert ahead.staleness_s == 0, "a clock that went back makes nothing stale"
 
 
-@pytest.mark.parametrize("move", ["fill", "abandon", "pin", "unpin", "evict"])
-def test_an_illegal_move_raises(move: str) -> None:
-    residency: Residency[str] = Residency(10)
-    with pytest.raises(IllegalTransition, match="absent"):
-        getattr(residency, move)("a")
-    residency.reserve("b", 1)
-    residency.fill("b")
-    with pytest.raises(IllegalTransition):
-        residency.reserve("b", 1)
-    with pytest.raises(IllegalTransition):
-        residency.unpin("b")
-
-
-def never(_: str) -> bool:
-    return False
-
-
-def test_lru_gives_up_what_was_used_longest_ago() -> None:
-    evictor: Evictor[str] = Evictor()
-    for name in "abc":
-        evictor.on_fill(name, 4, LRU)
-    evictor.on_hit("a")
-    assert evictor.make_room(5, 0, LRU, never).victims == ("b", "c")
-    assert evictor.make_room(5, 1, LRU, lambda name: name == "b").victims == ("c",)
-    assert evictor.make_room(1, 1, LRU, never) == ((), False, "there is room")
-    assert evictor.make_room(13, 0, LRU, never).refused
-
-
-def test_uniform_never_replaces_and_is_never_replaced() -> None:
-    evictor: Evictor[str] = Evictor()
-    evictor.on_fill("u", 10, UNIFORM)
-    assert evictor.make_room(1, 0, LRU, never).refused
-    evictor.on_fill("l", 10, LRU)
-    assert evictor.make_room(1, 0, UNIFORM, never).refused
-    assert evictor.make_room(1, 0, LRU, never).victims == ("l",)
-    evictor.on_gone("u")
-    evictor.on_gone("l")
-    assert len(evictor) == 0
-    with pytest.raises(ValueError, match="best"):
-        evictor.on_fill("x", 1, "best")
+def test_copies_elsewhere_make_a_piece_leave_sooner_and_the_last_copy_leaves_last() -> None:
+    choice = stalest([Candidate(0, 1), Candidate(99, 2), Candidate(98, 2), Candidate(99, 4)], 100)
+    assert choice is not None
+    assert choice.position in (2, 3)
+    assert "copies elsewhere" in choice.why
+    assert stalest([Candidate(0, 1), Candidate(50, 1)], 100)[0] == 0  # type: ignore[index]

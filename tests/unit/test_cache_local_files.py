@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from stoker.cache.client.batch import split_frames
-from stoker.cache.client.local_files import LocalFiles, read_file
+from stoker.cache.client.local_files import LocalFiles, OpenedFiles
 from stoker.errors import WireError
-from stoker.wire.cache_api import FRAME, FRAME_FOLDER, FRAME_LAST, FRAME_PATH, PATH_SIZE, StoreFolder
+from stoker.wire.cache_api import FRAME, FRAME_FOLDER, FRAME_LAST, FRAME_PLACE, PLACE, StoreFolder
 
 
 def folder_of(path: Path, inode: int | None = None) -> bytes:
@@ -24,19 +24,21 @@ def frame(kind: int, body: bytes) -> bytes:
     return FRAME.pack(kind, len(body)) + body
 
 
-def path_frame(path: bytes, size_bytes: int) -> bytes:
-    return frame(FRAME_PATH, PATH_SIZE.pack(size_bytes) + path)
+def place_frame(path: bytes, size_bytes: int, offset: int = 0) -> bytes:
+    return frame(FRAME_PLACE, PLACE.pack(size_bytes, offset) + path)
 
 
-def test_a_file_is_read_if_it_is_there_and_as_long_as_it_should_be(tmp_path: Path) -> None:
-    file = tmp_path / "block"
-    file.write_bytes(b"content")
+def test_bytes_are_read_if_they_are_there(tmp_path: Path) -> None:
+    file = tmp_path / "segment"
+    file.write_bytes(b"some content")
     (tmp_path / "link").symlink_to(file)
     path = os.fsencode(file)
-    assert read_file(path, 7) == b"content"
-    for bad, size_bytes in [(path, 6), (path, 8), (path + b"x", 7), (os.fsencode(tmp_path), 7)]:
-        assert read_file(bad, size_bytes) is None
-    assert read_file(os.fsencode(tmp_path / "link"), 7) is None
+    with OpenedFiles() as opened:
+        assert opened.read(path, 5, 7) == b"content"
+        assert opened.read(path, 0, 4) == b"some"
+        for bad, offset, size_bytes in [(path, 6, 7), (path + b"x", 0, 1), (os.fsencode(tmp_path), 0, 7)]:
+            assert opened.read(bad, offset, size_bytes) is None
+        assert opened.read(os.fsencode(tmp_path / "link"), 0, 7) is None
 
 
 def test_another_folder_of_the_same_name_ends_the_short_circuit(tmp_path: Path) -> None:
@@ -54,15 +56,15 @@ def test_paths_and_bytes_keep_the_order_of_the_keys(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1" * 10)
     body = (
         frame(FRAME_FOLDER, folder_of(tmp_path))
-        + path_frame(b"one", 10)
+        + place_frame(b"one", 10)
         + frame(FRAME_LAST, b"two")
-        + path_frame(b"gone", 5)
-        + path_frame(b"one", 9)
+        + place_frame(b"gone", 5)
+        + place_frame(b"one", 9, 2)
     )
     keys = ["a", "b", "c", "d"]
     assert split_frames(body, "b", keys, LocalFiles()) == [b"1" * 10, b"two", None, None]
     with pytest.raises(WireError):
         split_frames(body, "b", keys)
     with pytest.raises(WireError):
-        split_frames(frame(FRAME_PATH, b"abc"), "b", ["a"], LocalFiles())
-    assert split_frames(path_frame(b"one", 10), "b", ["a"], LocalFiles()) == [None]
+        split_frames(frame(FRAME_PLACE, b"abc"), "b", ["a"], LocalFiles())
+    assert split_frames(place_frame(b"one", 10), "b", ["a"], LocalFiles()) == [None]

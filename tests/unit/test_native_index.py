@@ -43,7 +43,7 @@ def test_what_was_learnt_and_held_is_found_after_a_restart(tmp_path: Path) -> No
     names, cursor = index.scan(bucket, "", 0, 10)
     assert cursor == 0
     assert {name.key for name in names} == {"kéy/☃", "gone"}
-    (piece,) = index.sample(1, None, 3)
+    (piece,) = index.sample(1, [], None, 3)
     assert (piece.block, piece.container, piece.size_bytes) == (2, 7, 50)
     assert index.lose(Piece(bucket, piece.id, 2, 7))
     assert not index.lose(piece)

@@ -56,7 +56,7 @@ PURE = [
     "data/audit.py",
     "cache/layout.py",
     "cache/flight.py",
-    "cache/block.py",
+    "cache/room.py",
     "cache/evict.py",
     "cache/limits.py",
     "cache/maglev.py",

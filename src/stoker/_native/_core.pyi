@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 class FileProblem(OSError):
     """A file of the index cannot be used: its errno (0: it is not what it should be), and a message."""
 
@@ -32,6 +34,10 @@ class Found:
     @property
     def crc(self) -> int: ...
     @property
+    def tag(self) -> int:
+        """Of its version: two versions of a key that are known one after the other have different ones."""
+
+    @property
     def is_absent(self) -> bool: ...
     @property
     def is_large(self) -> bool: ...
@@ -56,12 +62,20 @@ class Piece:
     def used_s(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def crc(self) -> int: ...
+    @property
+    def is_verified(self) -> bool: ...
 
 class Container:
-    """What is held of one file."""
+    """What is held of one file; `used_s` is when the last of it was held."""
 
     @property
     def bucket(self) -> int: ...
+    @property
+    def is_large(self) -> bool: ...
     @property
     def pieces(self) -> int: ...
     @property
@@ -116,6 +130,9 @@ class Index:
 
     def buckets(self) -> dict[str, tuple[int, str]]: ...
     def find(self, bucket: int, key: str, with_blocks: bool = False) -> Found | None: ...
+    def held(self, bucket: int, key: str, tag: int, block: int, now_s: int) -> Piece | None:
+        """Where a block of that version is; counts as a use. An object that is packed whole is its block 0."""
+
     def learn(self, bucket: int, key: str, version: str, size_bytes: int, absent: bool, now_s: int) -> bool:
         """What the origin says; whether that is another version than was known, whose pieces are gone."""
 
@@ -139,12 +156,31 @@ class Index:
 
     def verified(self, bucket: int, key: str, block: int | None, container: int) -> bool: ...
     def lose(self, piece: Piece) -> bool: ...
+    def move(self, piece: Piece, container: int, offset: int) -> bool:
+        """A packed object was written anew. False: it does not lie where the piece says."""
+
     def lose_container(self, container: int) -> None: ...
     def use(self, bucket: int, key: str, block: int | None, now_s: int) -> None: ...
     def containers(self) -> dict[int, Container]: ...
+    def container(self, number: int) -> Container | None: ...
+    def doubt(self, container: int) -> None:
+        """Have what is held of it verified before it is served again."""
+
+    def key_of(self, piece: Piece) -> str:
+        """The key that a piece belongs to; empty if it is known no more."""
+
+    def container_max(self) -> int:
+        """The largest number that was ever used, as far as the file tells."""
+
+    def pieces(self, container: int, with_keys: bool = False) -> list[tuple[Piece, str]]:
+        """What is held of a container."""
+
+    def container_keys(self) -> dict[int, str]:
+        """The key of some object of each container."""
+
     def figures(self) -> dict[int, BucketFigures]: ...
-    def sample(self, count: int, bucket: int | None, seed: int) -> list[Piece]:
-        """Some pieces that are held, drawn by chance."""
+    def sample(self, count: int, buckets: Sequence[int], is_large: bool | None, seed: int) -> list[Piece]:
+        """Some pieces that are held, drawn by chance; no buckets: of any."""
 
     def scan(self, bucket: int, prefix: str, cursor: int, limit: int) -> tuple[list[Name], int]:
         """Objects in no order, and the cursor to go on with; 0 begins, and comes after the last."""
@@ -202,9 +238,10 @@ _Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
 class Front:
     """HTTP/1.1 on threads of its own: answers hits, and hands all else to the back.
 
-    The back reads `take` whenever `fileno()` is readable: `("asked", connection, (method, target, headers, body, number
-    of the token or -2, whether it is this user's process))`, `("gone", connection, None)` for one that was asked of or
-    waited for, `("drained", connection, None)` after `notify`. A connection that is gone hears nothing.
+    The back reads `take` whenever `fileno()` is readable: `("asked", connection, (method, target, headers, body, id of
+    the token or -2, whether it is this user's process))`, `("gone", connection, None)` for one that was asked of or
+    waited for, `("drained", connection, None)` after `notify`, `("broken", container, None)` where a file cannot be
+    read or is too short. A connection that is gone hears nothing.
     """
 
     def __init__(self, index: Index, files: Files, settings: FrontSettings) -> None: ...
@@ -218,10 +255,11 @@ class Front:
     def stop(self) -> None: ...
     def set_rules(
         self,
-        tokens: list[tuple[str, list[str] | None]],
+        tokens: list[tuple[int, str, list[str] | None]],
         buckets: dict[str, tuple[int, float]],
     ) -> None:
-        """Tokens, each with the buckets that it opens (None: all), and buckets with their number and ttl in seconds."""
+        """Tokens, each with an id (0 or more) and the buckets that it opens (None: all), and buckets with their number
+        and ttl in seconds."""
 
     def set_now(self, now_s: int) -> None:
         """Seconds since 1970, as the index counts them."""
@@ -229,8 +267,23 @@ class Front:
     def fileno(self) -> int: ...
     def take(self, limit: int) -> list[tuple[str, int, _Asked | None]]: ...
     def say(self, connection: int, bytes: bytes, is_data: bool = False) -> bool: ...
-    def send_file(self, files: Files, connection: int, container: int, offset: int, size: int) -> bool:
-        """False if the file cannot be opened."""
+    def send_file(
+        self, files: Files, connection: int, container: int, offset: int, size: int, before: bytes = b""
+    ) -> bool:
+        """`before`, and then a part of a file; False, and nothing is sent, if the file cannot be opened."""
+
+    def answer_batch(
+        self,
+        connection: int,
+        bucket: int,
+        keys: Sequence[str],
+        ttl_s: float,
+        places_from: int | None,
+        place_prefix: str,
+        before: bytes,
+    ) -> tuple[int, int, list[int]] | None:
+        """Answer with all these objects, if each is here, fresh and of one piece: their bytes, how many were named by
+        their place, and the containers of large ones among those; the answer is finished. None: nothing was said."""
 
     def finish(self, connection: int) -> bool: ...
     def drop(self, connection: int) -> bool: ...

@@ -14,6 +14,7 @@
 namespace stoker {
 
 struct Token {
+  int id = 0;  // as the back calls it, 0 or more
   std::string secret;
   bool opens_all = false;
   std::unordered_set<std::string> buckets;
@@ -33,6 +34,8 @@ struct Rules {
 
   // The number of the token that an Authorization header proves; ANYBODY where none is needed.
   int principal(std::string_view authorization) const;
+  // What the back calls the token of that number.
+  int id_of(int principal) const { return principal < 0 ? principal : tokens[static_cast<size_t>(principal)].id; }
   bool may_read(int principal, const std::string& bucket) const;
 };
 

@@ -162,7 +162,7 @@ void Connection::read_head(double now_s) {
   asked_.target = head_.target;
   for (const Header& header : head_.headers)
     asked_.headers.emplace_back(lower_of(header.name), std::string(header.value));
-  asked_.principal = principal_;
+  asked_.principal = rules_->id_of(principal_);
   asked_.is_own_user = is_own_user_;
   if (!head_.has_body()) return dispatch(now_s);
   if (head_.content_length > front_.settings_.body_bytes_max)
@@ -299,7 +299,11 @@ bool Connection::flush(double now_s) {
     }
     if (sent < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN) return false;
+      if (errno != EAGAIN) {
+        if (piece.file && errno != EPIPE && errno != ECONNRESET)
+          front_.post(Event{Event::Kind::broken, piece.file->container, {}});
+        return false;
+      }
       is_writable_ = false;
       break;
     }

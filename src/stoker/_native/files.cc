@@ -18,11 +18,13 @@ void File::leave(int64_t size_bytes) {
   leaving_bytes_.fetch_add(size_bytes);
 }
 
-std::string Files::path(uint32_t container) const {
+std::string Files::name(uint32_t container) {
   char name[32];
   std::snprintf(name, sizeof name, "/%03x/%08x", container >> 12, container);
-  return folder_ + name;
+  return name;
 }
+
+std::string Files::path(uint32_t container) const { return folder_ + name(container); }
 
 std::shared_ptr<File> Files::open(uint32_t container, int& number) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -36,7 +38,7 @@ std::shared_ptr<File> Files::open(uint32_t container, int& number) {
       entries_.erase(container);
       return nullptr;
     }
-    file = std::make_shared<File>(fd, leaving_);
+    file = std::make_shared<File>(fd, container, leaving_);
     entry.any = file;
   }
   if (entry.kept) {

@@ -14,13 +14,15 @@ namespace stoker {
 using Counter = std::atomic<int64_t>;
 
 struct File {
-  File(int fd, std::shared_ptr<Counter> leaving) : fd(fd), leaving_(std::move(leaving)) {}
+  File(int fd, uint32_t container, std::shared_ptr<Counter> leaving)
+      : fd(fd), container(container), leaving_(std::move(leaving)) {}
   File(const File&) = delete;
   ~File();
   // It has no name any more: so many bytes are free again once it is closed.
   void leave(int64_t size_bytes);
 
   const int fd;
+  const uint32_t container;
 
  private:
   std::shared_ptr<Counter> leaving_;
@@ -40,6 +42,8 @@ class Files {
   // Of files that are unlinked and still sent from.
   int64_t leaving_bytes() const { return leaving_->load(); }
   std::string path(uint32_t container) const;
+  // The same, below the folder.
+  static std::string name(uint32_t container);
 
  private:
   struct Entry {

@@ -45,7 +45,8 @@ struct Asked {
 };
 
 struct Event {
-  enum class Kind { asked, gone, drained } kind = Kind::asked;
+  // broken: a container's file, whose number stands for the connection's, cannot be read or is too short.
+  enum class Kind { asked, gone, drained, broken } kind = Kind::asked;
   uint64_t connection = 0;
   Asked asked;
 };
@@ -53,6 +54,14 @@ struct Event {
 struct Figures {
   uint64_t accepted = 0, refused = 0, requests = 0, handed_over = 0, sent_bytes = 0, timed_out = 0;
   uint64_t connections = 0;
+};
+
+// One answer to many keys; see `Front::answer_batch`.
+struct Batch {
+  bool is_answered = false;
+  uint64_t size_bytes = 0;  // of the objects
+  uint64_t places = 0;      // that were named instead of sent
+  std::vector<uint32_t> large;  // containers of large objects among them
 };
 
 struct HitFigures {
@@ -86,6 +95,10 @@ class Front {
   // A connection that is gone hears nothing; of that the back is told by an event.
   bool say(uint64_t connection, std::string bytes, bool is_data);
   bool send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size);
+  // Answers with all these objects, in frames (`wire/cache_api.py`), if each is here, fresh and of one piece; else nothing
+  // is said. Of objects of `places_from` bytes and more the place is named, below `place_prefix`. `before` comes first.
+  Batch answer_batch(uint64_t connection, uint16_t bucket, const std::vector<std::string>& keys, double ttl_s,
+                     uint64_t places_from, const std::string& place_prefix, const std::string& before);
   bool finish(uint64_t connection);
   bool drop(uint64_t connection);
   // Tell the back (Kind::drained) once at most so many bytes are unsent.

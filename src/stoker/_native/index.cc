@@ -105,9 +105,11 @@ void Index::count(Shard& shard, const Object& object, int pieces, int64_t size_b
   const Lock lock(counts_mutex_);
   Container& container = containers_[object.container];
   container.bucket = object.bucket;
+  container.is_large = object.flags & Object::LARGE;
   container.pieces += static_cast<uint32_t>(pieces);
   container.size_bytes += static_cast<uint64_t>(size_bytes);
   container.used_s = std::max(container.used_s, used_s);
+  container_max_ = std::max(container_max_, object.container);
   if (container.pieces == 0) containers_.erase(object.container);
 }
 
@@ -138,6 +140,19 @@ void Index::set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t co
   object.container = container;
   object.used_s = now_s;
   count(shard, object, 1, static_cast<int64_t>(piece_bytes(object, block)), now_s);
+}
+
+Piece Index::piece_of(const Shard& shard, uint32_t number, uint32_t block) const {
+  const Object& object = shard.at(number);
+  Piece piece{object.bucket, object.id, block, object.container, object.used_s, piece_bytes(object, block),
+              object.offset, object.crc, (object.flags & Object::VERIFIED) != 0};
+  if (block == WHOLE) return piece;
+  const Block& held = shard.large.at(number)[block];
+  piece.used_s = held.used_s;
+  piece.offset = uint64_t{block} * block_size_bytes_;
+  piece.crc = held.crc;
+  piece.is_verified = (held.flags & Block::VERIFIED) != 0;
+  return piece;
 }
 
 bool Index::drop_piece(Shard& shard, uint32_t number, uint32_t block) {
@@ -277,6 +292,26 @@ bool Index::covers(const Object& object, uint64_t start, uint64_t stop, uint32_t
   return true;
 }
 
+std::optional<Piece> Index::held(uint16_t bucket, std::string_view key, uint32_t tag, uint32_t block,
+                                 uint32_t now_s) const {
+  const Hash128 id = identity(bucket, key);
+  Shard& shard = shard_of(id);
+  const Lock lock(shard.mutex);
+  const uint32_t number = shard.find(id);
+  if (number == NONE) return std::nullopt;
+  Object& object = shard.at(number);
+  if (object.container == 0 || object.tag != tag) return std::nullopt;
+  if (!(object.flags & Object::LARGE)) {
+    if (block != 0) return std::nullopt;
+    object.used_s = now_s;
+    return piece_of(shard, number, WHOLE);
+  }
+  std::vector<Block>& blocks = shard.large.at(number);
+  if (block >= blocks.size() || !(blocks[block].flags & Block::HELD)) return std::nullopt;
+  object.used_s = blocks[block].used_s = now_s;
+  return piece_of(shard, number, block);
+}
+
 bool Index::learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
                   uint32_t now_s) {
   if (key.empty() || key.size() > UINT16_MAX || version.size() > UINT16_MAX)
@@ -389,6 +424,20 @@ bool Index::lose(const Piece& piece) {
   if (number == NONE || shard.at(number).container != piece.container) return false;
   if (!drop_piece(shard, number, piece.block)) return false;
   append_gone(Kind::lost, bytes_of(LostRecord{piece.id, piece.block, piece.container}));
+  return true;
+}
+
+bool Index::move(const Piece& piece, uint32_t container, uint32_t offset) {
+  Shard& shard = shard_of(piece.id);
+  const Lock lock(shard.mutex);
+  const uint32_t number = shard.find(piece.id);
+  if (number == NONE || container == 0) return false;
+  const Object& object = shard.at(number);
+  if ((object.flags & Object::LARGE) || object.container != piece.container || object.offset != piece.offset) return false;
+  const uint32_t used_s = object.used_s;
+  const HeldRecord record{piece.id, object.tag, WHOLE, container, offset, object.crc, used_s};
+  append(Kind::held, bytes_of(record));
+  set_piece(shard, number, WHOLE, container, offset, object.crc, used_s, object.flags & Object::VERIFIED);
   return true;
 }
 

@@ -64,13 +64,22 @@ struct Piece {
   uint32_t container = 0;
   uint32_t used_s = 0;
   uint64_t size_bytes = 0;
+  uint64_t offset = 0;
+  uint32_t crc = 0;
+  bool is_verified = false;
+};
+
+struct NamedPiece {
+  Piece piece;
+  std::string key;  // empty unless asked for
 };
 
 struct Container {
   uint16_t bucket = 0;
+  bool is_large = false;  // it holds blocks of one large object
   uint32_t pieces = 0;
   uint64_t size_bytes = 0;  // of the pieces
-  uint32_t used_s = 0;
+  uint32_t used_s = 0;      // when the last of them was held
 };
 
 struct BucketFigures {
@@ -78,6 +87,8 @@ struct BucketFigures {
   uint64_t pieces = 0;
   uint64_t size_bytes = 0;
 };
+
+enum class Packing { any, packed, large };
 
 struct Name {
   std::string key;
@@ -93,6 +104,7 @@ class Index {
   explicit Index(const std::string& path, uint32_t block_size_bytes);
   Index(const Index&) = delete;
 
+  uint32_t block_size_bytes() const { return block_size_bytes_; }
   Replay replay() const { return replay_; }
   std::string path() const;
   uint64_t file_bytes() const;
@@ -108,6 +120,8 @@ class Index {
   bool look_up(uint16_t bucket, std::string_view key, uint32_t now_s, Object& object) const;
   // Whether all of these blocks are held and verified; counts as a use of them.
   bool covers(const Object& object, uint64_t start, uint64_t stop, uint32_t now_s) const;
+  // Where a block of that version is held; counts as a use. An object that is packed whole is its block 0.
+  std::optional<Piece> held(uint16_t bucket, std::string_view key, uint32_t tag, uint32_t block, uint32_t now_s) const;
   // What the origin says; whether that is another version, whose pieces are gone. Throws FileProblem.
   bool learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
              uint32_t now_s);
@@ -121,14 +135,28 @@ class Index {
             uint32_t offset, uint32_t crc, uint32_t now_s);
   bool verified(uint16_t bucket, std::string_view key, uint32_t block, uint32_t container);
   bool lose(const Piece& piece);
+  // Have what is held of a container verified before it is served again.
+  void doubt(uint32_t container);
+  // The key that a piece belongs to; empty if it is known no more.
+  std::string key_of(const Piece& piece) const;
+  // A packed object was written anew elsewhere. False if it does not lie where the piece says. Throws FileProblem.
+  bool move(const Piece& piece, uint32_t container, uint32_t offset);
   // Its number is never used again.
   void lose_container(uint32_t container);
   void use(uint16_t bucket, std::string_view key, uint32_t block, uint32_t now_s);
 
   std::map<uint32_t, Container> containers() const;
+  std::optional<Container> container(uint32_t number) const;
+  // The largest number that was ever used, as far as the file tells.
+  uint32_t container_max() const;
+  // What is held of a container.
+  std::vector<NamedPiece> pieces(uint32_t container, bool with_keys) const;
+  // The key of some object of each container.
+  std::map<uint32_t, std::string> container_keys() const;
   std::map<uint16_t, BucketFigures> figures() const;
-  // Some pieces that are held, drawn by chance; a bucket of -1 is any.
-  std::vector<Piece> sample(size_t count, int bucket, uint64_t seed) const;
+  // Some pieces that are held, drawn by chance; no buckets: of any.
+  std::vector<Piece> sample(size_t count, const std::unordered_set<uint16_t>& buckets, Packing packing,
+                            uint64_t seed) const;
   // Objects of a bucket in no order, from `cursor` (0 at first) on; sets it to 0 after the last.
   std::vector<Name> scan(uint16_t bucket, std::string_view prefix, uint64_t& cursor, size_t limit) const;
 
@@ -168,7 +196,7 @@ class Index {
 
   // Every live object; a shard's lock is held for no more than `at_once` of them.
   template <typename Then>
-  void each(uint32_t at_once, Then then) {
+  void each(uint32_t at_once, Then then) const {
     for (size_t i = 0; i < SHARDS; ++i) {
       Shard& shard = shards_[i];
       for (uint32_t number = 0;;) {
@@ -180,7 +208,12 @@ class Index {
       }
     }
   }
-  bool draw(const Shard& shard, int bucket, uint64_t chance, std::vector<Piece>& drawn) const;
+  bool draw(const Shard& shard, const std::unordered_set<uint16_t>& buckets, Packing packing, uint64_t chance,
+            std::vector<Piece>& drawn) const;
+  bool draw_large(const Shard& shard, const std::unordered_set<uint16_t>& buckets, uint64_t chance,
+                  std::vector<Piece>& drawn) const;
+  uint32_t block_from(const Shard& shard, uint32_t number, uint64_t chance) const;
+  Piece piece_of(const Shard& shard, uint32_t number, uint32_t block) const;
   Hash128 identity(uint16_t bucket, std::string_view key) const;
   Shard& shard_of(const Hash128& id) const { return shards_[id.high >> 58]; }
   uint32_t tag_of(std::string_view version, uint64_t size_bytes) const;
@@ -210,6 +243,7 @@ class Index {
   void switch_over();
 
   uint32_t block_size_bytes_;
+  uint32_t container_max_ = 0;
   uint16_t bucket_max_ = 0;  // of all that were ever named in the file, or had objects
   std::atomic<bool> owes_{false};  // the file lacks a removal: it is to be written anew
   bool blocks_fit_ = false;  // those of the records that are being replayed

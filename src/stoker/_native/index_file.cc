@@ -138,6 +138,7 @@ void Index::take(Kind kind, std::string_view body, uint64_t) {
     });
   } else if (kind == Kind::container_gone && read_record(body, container)) {
     replayed_gone_.insert(container.container);
+    container_max_ = std::max(container_max_, container.container);
   }
 }
 

@@ -85,40 +85,116 @@ std::map<uint16_t, BucketFigures> Index::figures() const {
   return sums;
 }
 
-std::vector<Piece> Index::sample(size_t count, int bucket, uint64_t seed) const {
+std::optional<Container> Index::container(uint32_t number) const {
+  const Lock lock(counts_mutex_);
+  const auto found = containers_.find(number);
+  return found == containers_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Index::doubt(uint32_t container) {
+  if (container == 0) return;
+  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+    Object& object = shard.at(number);
+    if (object.container != container) return;
+    object.flags &= static_cast<uint8_t>(~Object::VERIFIED);
+    if (!(object.flags & Object::LARGE)) return;
+    for (Block& block : shard.large.at(number)) block.flags &= static_cast<uint8_t>(~Block::VERIFIED);
+  });
+}
+
+std::string Index::key_of(const Piece& piece) const {
+  const Shard& shard = shard_of(piece.id);
+  const Lock lock(shard.mutex);
+  const uint32_t number = shard.find(piece.id);
+  if (number == NONE) return {};
+  return text(shard, shard.at(number).text_at, shard.at(number).key_size);
+}
+
+uint32_t Index::container_max() const {
+  const Lock lock(counts_mutex_);
+  return container_max_;
+}
+
+std::vector<NamedPiece> Index::pieces(uint32_t container, bool with_keys) const {
+  std::vector<NamedPiece> found;
+  if (container == 0) return found;
+  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+    const Object& object = shard.at(number);
+    if (object.container != container) return;
+    const std::string key = with_keys ? text(shard, object.text_at, object.key_size) : std::string();
+    if (!(object.flags & Object::LARGE)) {
+      found.push_back({piece_of(shard, number, WHOLE), key});
+      return;
+    }
+    const std::vector<Block>& blocks = shard.large.at(number);
+    for (uint32_t block = 0; block < blocks.size(); ++block)
+      if (blocks[block].flags & Block::HELD) found.push_back({piece_of(shard, number, block), key});
+  });
+  return found;
+}
+
+std::map<uint32_t, std::string> Index::container_keys() const {
+  std::map<uint32_t, std::string> keys;
+  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+    const Object& object = shard.at(number);
+    if (object.container == 0) return;
+    std::string& key = keys[object.container];
+    if (key.empty()) key = text(shard, object.text_at, object.key_size);
+  });
+  return keys;
+}
+
+std::vector<Piece> Index::sample(size_t count, const std::unordered_set<uint16_t>& buckets, Packing packing,
+                                 uint64_t seed) const {
   std::vector<Piece> drawn;
   Chance chance{seed | 1};
   for (int i = 0; i < 4; ++i) chance.draw();
   while (drawn.size() < count) {
     const size_t first = chance.draw() >> 58;
     size_t tried = 0;
-    while (tried < SHARDS && !draw(shards_[(first + tried) % SHARDS], bucket, chance.draw(), drawn)) ++tried;
+    while (tried < SHARDS && !draw(shards_[(first + tried) % SHARDS], buckets, packing, chance.draw(), drawn)) ++tried;
     if (tried == SHARDS) break;  // there is none
   }
   return drawn;
 }
 
 // A piece of this shard: the first from a place on that is drawn.
-bool Index::draw(const Shard& shard, int bucket, uint64_t chance, std::vector<Piece>& drawn) const {
+bool Index::draw(const Shard& shard, const std::unordered_set<uint16_t>& buckets, Packing packing, uint64_t chance,
+                 std::vector<Piece>& drawn) const {
   const Lock lock(shard.mutex);
+  if (packing == Packing::large) return draw_large(shard, buckets, chance, drawn);
   if (shard.used == 0) return false;
   auto number = static_cast<uint32_t>((chance >> 32) * shard.used >> 32);
   for (uint32_t step = 0; step < std::min(shard.used, STEPS_MAX); ++step, number = (number + 1) % shard.used) {
     const Object& object = shard.at(number);
-    if (object.container == 0 || (bucket >= 0 && object.bucket != bucket)) continue;
-    Piece piece{object.bucket, object.id, WHOLE, object.container, object.used_s, object.size_bytes};
-    if (object.flags & Object::LARGE) {
-      const std::vector<Block>& blocks = shard.large.at(number);
-      auto block = static_cast<uint32_t>((chance & UINT32_MAX) * blocks.size() >> 32);
-      while (!(blocks[block].flags & Block::HELD)) block = static_cast<uint32_t>((block + 1) % blocks.size());
-      piece.block = block;
-      piece.used_s = blocks[block].used_s;
-      piece.size_bytes = piece_bytes(object, block);
-    }
-    drawn.push_back(piece);
+    if (object.container == 0 || (!buckets.empty() && buckets.count(object.bucket) == 0)) continue;
+    if ((object.flags & Object::LARGE) && packing == Packing::packed) continue;
+    drawn.push_back(piece_of(shard, number, object.flags & Object::LARGE ? block_from(shard, number, chance) : WHOLE));
     return true;
   }
   return false;
+}
+
+bool Index::draw_large(const Shard& shard, const std::unordered_set<uint16_t>& buckets, uint64_t chance,
+                       std::vector<Piece>& drawn) const {
+  const size_t rows = shard.large.bucket_count();
+  size_t row = (chance >> 32) % rows;
+  for (size_t step = 0; step < rows; ++step, row = (row + 1) % rows) {
+    for (auto at = shard.large.begin(row); at != shard.large.end(row); ++at) {
+      if (!buckets.empty() && buckets.count(shard.at(at->first).bucket) == 0) continue;
+      drawn.push_back(piece_of(shard, at->first, block_from(shard, at->first, chance)));
+      return true;
+    }
+  }
+  return false;
+}
+
+// A held block of a large object, by chance.
+uint32_t Index::block_from(const Shard& shard, uint32_t number, uint64_t chance) const {
+  const std::vector<Block>& blocks = shard.large.at(number);
+  auto block = static_cast<uint32_t>((chance & UINT32_MAX) * blocks.size() >> 32);
+  while (!(blocks[block].flags & Block::HELD)) block = static_cast<uint32_t>((block + 1) % blocks.size());
+  return block;
 }
 
 std::vector<Name> Index::scan(uint16_t bucket, std::string_view prefix, uint64_t& cursor, size_t limit) const {

@@ -256,6 +256,13 @@ void Loop::carry_out(Command& command, double now_s) {
   switch (command.kind) {
     case Command::Kind::say: connection.say(std::move(command.bytes), command.is_data); break;
     case Command::Kind::file: connection.send_file(std::move(command.file), command.offset, command.size); break;
+    case Command::Kind::parts:
+      for (Part& part : command.parts) {
+        connection.say(std::move(part.bytes), true);
+        if (part.file) connection.send_file(std::move(part.file), part.offset, part.size);
+      }
+      connection.finish(now_s);
+      break;
     case Command::Kind::finish: connection.finish(now_s); break;
     case Command::Kind::notify: connection.notify(command.size); break;
     default: close(connection); return;

@@ -30,14 +30,23 @@ class HeadCache {
   std::vector<Entry> entries_{SIZE};
 };
 
+// A part of an answer: bytes, and then a piece of a file, if there is one.
+struct Part {
+  std::string bytes;
+  std::shared_ptr<File> file;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
 struct Command {
-  enum class Kind { say, file, finish, drop, notify, drain } kind = Kind::say;
+  enum class Kind { say, file, parts, finish, drop, notify, drain } kind = Kind::say;
   uint64_t connection = 0;
   std::string bytes;
   bool is_data = false;
   std::shared_ptr<File> file;
   uint64_t offset = 0;
   uint64_t size = 0;
+  std::vector<Part> parts;
 };
 
 class Loop {

@@ -5,7 +5,7 @@
 
 namespace {
 
-using TokenOf = std::pair<std::string, std::optional<std::vector<std::string>>>;
+using TokenOf = std::tuple<int, std::string, std::optional<std::vector<std::string>>>;
 using BucketOf = std::pair<uint16_t, double>;
 
 py::object asked_of(Event& event) {
@@ -22,7 +22,10 @@ py::list take(Front& front, size_t limit) {
   std::vector<Event> events = front.take(limit);
   py::list taken;
   for (Event& event : events) {
-    const char* kind = event.kind == Event::Kind::asked ? "asked" : event.kind == Event::Kind::gone ? "gone" : "drained";
+    const char* kind = "asked";
+    if (event.kind == Event::Kind::gone) kind = "gone";
+    if (event.kind == Event::Kind::drained) kind = "drained";
+    if (event.kind == Event::Kind::broken) kind = "broken";
     taken.append(py::make_tuple(kind, event.connection,
                                 event.kind == Event::Kind::asked ? asked_of(event) : py::object(py::none())));
   }
@@ -31,8 +34,8 @@ py::list take(Front& front, size_t limit) {
 
 void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<std::string, BucketOf>& buckets) {
   auto rules = std::make_shared<Rules>();
-  for (const auto& [secret, names] : tokens) {
-    Token token{secret, !names, {}};
+  for (const auto& [id, secret, names] : tokens) {
+    Token token{id, secret, !names, {}};
     if (names) token.buckets.insert(names->begin(), names->end());
     rules->tokens.push_back(std::move(token));
   }
@@ -40,10 +43,13 @@ void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<
   front.set_rules(std::move(rules));
 }
 
-bool send_file(Front& front, Files& files, uint64_t connection, uint32_t container, uint64_t offset, uint64_t size) {
+bool send_file(Front& front, Files& files, uint64_t connection, uint32_t container, uint64_t offset, uint64_t size,
+               const std::string& before) {
   int number = 0;
   std::shared_ptr<File> file = files.open(container, number);
-  return file && front.send_file(connection, std::move(file), offset, size);
+  if (!file) return false;
+  if (!before.empty()) front.say(connection, before, false);
+  return front.send_file(connection, std::move(file), offset, size);
 }
 
 }  // namespace
@@ -93,7 +99,24 @@ void bind_front(py::module_& module) {
           },
           py::arg("connection"), py::arg("bytes"), py::arg("is_data") = false)
       .def("send_file", &send_file, py::arg("files"), py::arg("connection"), py::arg("container"), py::arg("offset"),
-           py::arg("size"), release())
+           py::arg("size"), py::arg("before") = "", release())
+      .def(
+          "answer_batch",
+          [](Front& front, uint64_t connection, uint16_t bucket, const std::vector<std::string>& keys, double ttl_s,
+             std::optional<uint64_t> places_from, const std::string& place_prefix, py::bytes before)
+              -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<uint32_t>>> {
+            const std::string first{std::string_view(before)};
+            Batch batch;
+            {
+              const py::gil_scoped_release unlocked;
+              batch = front.answer_batch(connection, bucket, keys, ttl_s, places_from.value_or(UINT64_MAX), place_prefix,
+                                         first);
+            }
+            if (!batch.is_answered) return std::nullopt;
+            return std::tuple(batch.size_bytes, batch.places, std::move(batch.large));
+          },
+          py::arg("connection"), py::arg("bucket"), py::arg("keys"), py::arg("ttl_s"), py::arg("places_from"),
+          py::arg("place_prefix"), py::arg("before"))
       .def("finish", &Front::finish, py::arg("connection"))
       .def("drop", &Front::drop, py::arg("connection"))
       .def("notify", &Front::notify, py::arg("connection"), py::arg("unsent_bytes_max"))

@@ -26,6 +26,7 @@ void bind_records(py::module_& module) {
       .def_property_readonly("container", [](const Found& f) { return f.object.container; })
       .def_property_readonly("offset", [](const Found& f) { return f.object.offset; })
       .def_property_readonly("crc", [](const Found& f) { return f.object.crc; })
+      .def_property_readonly("tag", [](const Found& f) { return f.object.tag; })
       .def_property_readonly("is_absent", [](const Found& f) { return (f.object.flags & Object::ABSENT) != 0; })
       .def_property_readonly("is_large", [](const Found& f) { return (f.object.flags & Object::LARGE) != 0; })
       .def_property_readonly("is_verified", [](const Found& f) { return (f.object.flags & Object::VERIFIED) != 0; })
@@ -43,9 +44,13 @@ void bind_records(py::module_& module) {
       .def_property_readonly("block", [](const Piece& p) { return opt_block(p.block); })
       .def_readonly("container", &Piece::container)
       .def_readonly("used_s", &Piece::used_s)
-      .def_readonly("size_bytes", &Piece::size_bytes);
+      .def_readonly("size_bytes", &Piece::size_bytes)
+      .def_readonly("offset", &Piece::offset)
+      .def_readonly("crc", &Piece::crc)
+      .def_readonly("is_verified", &Piece::is_verified);
   py::class_<Container>(module, "Container")
       .def_readonly("bucket", &Container::bucket)
+      .def_readonly("is_large", &Container::is_large)
       .def_readonly("pieces", &Container::pieces)
       .def_readonly("size_bytes", &Container::size_bytes)
       .def_readonly("used_s", &Container::used_s);
@@ -89,6 +94,8 @@ void bind_index(py::module_& module) {
       .def("bucket", &Index::bucket, py::arg("name"), py::arg("note"), release())
       .def("buckets", &Index::buckets)
       .def("find", &Index::find, py::arg("bucket"), py::arg("key"), py::arg("with_blocks") = false, release())
+      .def("held", &Index::held, py::arg("bucket"), py::arg("key"), py::arg("tag"), py::arg("block"), py::arg("now_s"),
+           release())
       .def("learn", &Index::learn, py::arg("bucket"), py::arg("key"), py::arg("version"), py::arg("size_bytes"),
            py::arg("absent"), py::arg("now_s"), release())
       .def("forget", &Index::forget, py::arg("bucket"), py::arg("key"), release())
@@ -109,6 +116,7 @@ void bind_index(py::module_& module) {
           },
           py::arg("bucket"), py::arg("key"), py::arg("block"), py::arg("container"), release())
       .def("lose", &Index::lose, py::arg("piece"), release())
+      .def("move", &Index::move, py::arg("piece"), py::arg("container"), py::arg("offset"), release())
       .def("lose_container", &Index::lose_container, py::arg("container"), release())
       .def(
           "use",
@@ -117,13 +125,33 @@ void bind_index(py::module_& module) {
           },
           py::arg("bucket"), py::arg("key"), py::arg("block"), py::arg("now_s"), release())
       .def("containers", &Index::containers, release())
+      .def("container", &Index::container, py::arg("number"))
+      .def("doubt", &Index::doubt, py::arg("container"), release())
+      .def("key_of", &Index::key_of, py::arg("piece"), release())
+      .def("container_max", &Index::container_max)
+      .def(
+          "pieces",
+          [](const Index& index, uint32_t container, bool with_keys) {
+            std::vector<NamedPiece> found;
+            {
+              const py::gil_scoped_release unlocked;
+              found = index.pieces(container, with_keys);
+            }
+            std::vector<std::pair<Piece, std::string>> pieces;
+            for (NamedPiece& one : found) pieces.emplace_back(one.piece, std::move(one.key));
+            return pieces;
+          },
+          py::arg("container"), py::arg("with_keys") = false)
+      .def("container_keys", &Index::container_keys, release())
       .def("figures", &Index::figures, release())
       .def(
           "sample",
-          [](const Index& index, size_t count, std::optional<uint16_t> bucket, uint64_t seed) {
-            return index.sample(count, bucket ? *bucket : -1, seed);
+          [](const Index& index, size_t count, const std::vector<uint16_t>& buckets, std::optional<bool> large,
+             uint64_t seed) {
+            const Packing packing = large ? (*large ? Packing::large : Packing::packed) : Packing::any;
+            return index.sample(count, {buckets.begin(), buckets.end()}, packing, seed);
           },
-          py::arg("count"), py::arg("bucket"), py::arg("seed"), release())
+          py::arg("count"), py::arg("buckets"), py::arg("is_large"), py::arg("seed"), release())
       .def(
           "scan",
           [](const Index& index, uint16_t bucket, std::string_view prefix, uint64_t cursor, size_t limit) {

@@ -1,4 +1,4 @@
-"""Which blocks make up an object, and what their files are called. Pure.
+"""Which blocks make up an object. Pure.
 
 A block is `(bucket, key, version, index)` and never changes; what can change is the pointer from a key to
 its version, which is not kept here.
@@ -6,7 +6,6 @@ its version, which is not kept here.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 DEFAULT_BLOCK_SIZE_BYTES = 4 * 1024 * 1024
@@ -53,18 +52,3 @@ def split(start: int, stop: int, block_size_bytes: int) -> list[BlockSpan]:
         spans.append(BlockSpan(index, inside, inside + size))
         start += size
     return spans
-
-
-def block_name(block: BlockId) -> str:
-    """A file name (32 hex digits) that depends on the whole identity and cannot be chosen."""
-    parts = [part.encode("utf-8", "surrogatepass") for part in (block.bucket, block.key, block.version)]
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(4, "big") + part)
-    digest.update(block.index.to_bytes(8, "big"))
-    return digest.hexdigest()
-
-
-def block_path(name: str) -> str:
-    """Where the file of that name lives below the blocks folder: spread over 256 folders."""
-    return f"{name[:2]}/{name}"

@@ -1,9 +1,10 @@
 """Where small objects are written, and which of them leave. Pure.
 
-Objects are appended to the open segment of their bucket; a segment that is full is sealed and never changes again. Room
-is made by giving up the oldest sealed segment: what was used since it was written gets a second chance in the open
-segment (the most recently used of it, up to KEPT_MAX of a segment), the rest is gone, the file is unlinked. That is
-CLOCK (Corbato 1968) over segments: no list of recency is kept, and nothing is written in place.
+Objects are appended to the open segment of their lot (a bucket, or a part of one that is counted apart); a segment that
+is full is sealed and never changes again. Room is made by giving up the oldest sealed segment: what was used since it
+was written gets a second chance in the open segment (the most recently used of it, up to KEPT_MAX of a segment), the
+rest is gone, the file is unlinked. That is CLOCK (Corbato 1968) over segments: no list of recency is kept, and nothing
+is written in place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ SEGMENTS_MIN = 128
 """With segments of more than a hundredth of the room, giving one up costs hits."""
 KEPT_MAX = 0.5
 SPARSE_BELOW = 0.5
+PAGE_BYTES = 4096
+ALIGNED_FROM_BYTES = 64 * 1024
+"""From here on an object begins at a page: else sending it takes one page more."""
 
 
 class Placement(NamedTuple):
@@ -43,17 +47,28 @@ class Sifting(NamedTuple):
 
 
 class _Segment:
-    __slots__ = ("bucket", "size_bytes", "written_s")
+    __slots__ = ("filled_bytes", "lot", "writes", "written_s")
 
-    def __init__(self, bucket: int, size_bytes: int, written_s: int) -> None:
-        self.bucket = bucket
-        self.size_bytes = size_bytes
+    def __init__(self, lot: int, filled_bytes: int, written_s: int) -> None:
+        self.lot = lot
+        self.filled_bytes = filled_bytes
         self.written_s = written_s
+        self.writes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What its file takes of the disk."""
+        return pages_bytes(self.filled_bytes)
 
 
 def segment_bytes_for(limit_bytes: int) -> int:
     """How large segments may become in a store with this limit."""
-    return max(1, min(SEGMENT_BYTES_MAX, limit_bytes // SEGMENTS_MIN))
+    return max(PAGE_BYTES, min(SEGMENT_BYTES_MAX, limit_bytes // SEGMENTS_MIN // PAGE_BYTES * PAGE_BYTES))
+
+
+def pages_bytes(size_bytes: int) -> int:
+    """Whole pages, which is what the disk loses."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class Segments:
@@ -82,36 +97,65 @@ class Segments:
         """Of a segment's file. Raises KeyError if there is none."""
         return self._segments[number].size_bytes
 
+    def lot_of(self, number: int) -> int:
+        """Whose segment it is. Raises KeyError if there is none."""
+        return self._segments[number].lot
+
+    def set_lot(self, number: int, lot: int) -> None:
+        """Count it with another lot. One that is open is sealed."""
+        if self.is_open(number):
+            self.seal(self._segments[number].lot)
+        self._segments[number].lot = lot
+
+    def of_lots(self, lots: Iterable[int]) -> list[int]:
+        """All of these lots, open ones too."""
+        among = set(lots)
+        return [number for number, segment in self._segments.items() if segment.lot in among]
+
     def is_open(self, number: int) -> bool:
         """Whether it is still written to."""
         segment = self._segments.get(number)
-        return segment is not None and self._open.get(segment.bucket) == number
+        return segment is not None and self._open.get(segment.lot) == number
 
-    def adopt(self, number: int, bucket: int, size_bytes: int, written_s: int) -> None:
+    def adopt(self, number: int, lot: int, size_bytes: int, written_s: int) -> None:
         """Take in a segment from before; sealed, and the oldest first."""
-        self._segments[number] = _Segment(bucket, size_bytes, written_s)
+        self._segments[number] = _Segment(lot, size_bytes, written_s)
 
-    def place(self, bucket: int, size_bytes: int, now_s: int) -> Placement:
-        """Where an object goes whose room was reserved. One that is larger than a segment has one of its own."""
+    def growth_bytes(self, lot: int, size_bytes: int) -> int:
+        """By how much the lot's files grow when an object of this size is placed now."""
+        return self._offset(lot, size_bytes)[1]
+
+    def place(self, lot: int, size_bytes: int, now_s: int) -> Placement:
+        """Where an object goes whose room was taken. One that is larger than a segment has one of its own.
+
+        Every placement is settled once it is written, or was not.
+        """
         sealed: int | None = None
-        number = self._open.get(bucket)
-        if number is not None and self._segments[number].size_bytes + size_bytes > self._segment_bytes:
-            sealed = self.seal(bucket)
+        offset, _ = self._offset(lot, size_bytes)
+        number = self._open.get(lot)
+        if number is not None and offset == 0:
+            sealed = self.seal(lot)
             number = None
         is_new = number is None
         if number is None:
             number = self._next_number()
-            self._segments[number] = _Segment(bucket, 0, now_s)
-            self._open[bucket] = number
+            self._segments[number] = _Segment(lot, 0, now_s)
+            self._open[lot] = number
         segment = self._segments[number]
-        offset = segment.size_bytes
-        segment.size_bytes += size_bytes
+        segment.filled_bytes = offset + size_bytes
         segment.written_s = now_s
+        segment.writes += 1
         return Placement(number, offset, is_new, sealed)
 
-    def seal(self, bucket: int) -> int | None:
-        """Write no more to the bucket's open segment; its number."""
-        number = self._open.pop(bucket, None)
+    def settle(self, number: int) -> None:
+        """A placement is written, or will not be."""
+        segment = self._segments.get(number)
+        if segment is not None:
+            segment.writes -= 1
+
+    def seal(self, lot: int) -> int | None:
+        """Write no more to the lot's open segment; its number."""
+        number = self._open.pop(lot, None)
         if number is not None:
             self._segments.move_to_end(number)
         return number
@@ -119,17 +163,35 @@ class Segments:
     def remove(self, number: int) -> int:
         """Its file is gone; how many bytes it had."""
         segment = self._segments.pop(number)
-        if self._open.get(segment.bucket) == number:
-            del self._open[segment.bucket]
+        if self._open.get(segment.lot) == number:
+            del self._open[segment.lot]
         return segment.size_bytes
 
-    def oldest(self, buckets: Iterable[int] | None = None) -> int | None:
-        """The sealed segment that was written first, of these buckets (None: of any)."""
-        among = None if buckets is None else set(buckets)
+    def oldest(self, lots: Iterable[int] | None = None) -> int | None:
+        """The sealed segment that was written first, of these lots (None: of any)."""
+        among = None if lots is None else set(lots)
         for number, segment in self._segments.items():
-            if self._open.get(segment.bucket) != number and (among is None or segment.bucket in among):
+            if self._is_at_rest(number, segment) and (among is None or segment.lot in among):
                 return number
         return None
+
+    def largest_open(self, lots: Iterable[int]) -> int | None:
+        """The lot of these whose open segment has the most in it; None if none has an open one that is at rest."""
+        sizes = {
+            lot: segment.size_bytes
+            for lot in lots
+            if (number := self._open.get(lot)) is not None and not (segment := self._segments[number]).writes
+        }
+        return max(sizes, key=lambda lot: sizes[lot]) if sizes else None
+
+    def written_before(self, lots: Iterable[int], written_s: int) -> list[int]:
+        """Segments of these lots to which nothing was written since."""
+        among = set(lots)
+        return [
+            number
+            for number, segment in self._segments.items()
+            if segment.lot in among and not segment.writes and segment.written_s < written_s
+        ]
 
     def sift(self, number: int, pieces: Sequence[Piece], *, has_time: bool = True) -> Sifting:
         """What of a segment that is given up deserves to stay; nothing where there is no time to write it anew."""
@@ -151,9 +213,24 @@ class Segments:
         written anew, all of it."""
         best: tuple[float, int] | None = None
         for number, segment in self._segments.items():
-            if self._open.get(segment.bucket) == number or segment.size_bytes == 0:
+            if not self._is_at_rest(number, segment) or segment.size_bytes == 0:
                 continue
             share = live_bytes(number) / segment.size_bytes
             if share < SPARSE_BELOW and (best is None or share < best[0]):
                 best = share, number
         return None if best is None else best[1]
+
+    def _is_at_rest(self, number: int, segment: _Segment) -> bool:
+        return self._open.get(segment.lot) != number and not segment.writes
+
+    def _offset(self, lot: int, size_bytes: int) -> tuple[int, int]:
+        """Where in its segment the lot's next object goes, and by how much files grow; 0: into a new one."""
+        number = self._open.get(lot)
+        if number is not None:
+            segment = self._segments[number]
+            offset = segment.filled_bytes
+            if size_bytes >= ALIGNED_FROM_BYTES:
+                offset = pages_bytes(offset)
+            if offset + size_bytes <= self._segment_bytes:
+                return offset, pages_bytes(offset + size_bytes) - segment.size_bytes
+        return 0, pages_bytes(size_bytes)

@@ -6,9 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from stoker.cache.layout import BlockId
 from stoker.cache.origin.port import Origin, OriginCounters
-from stoker.cache.store.memory import MemoryStore
+from stoker.cache.store.containers import ContainerFiles
 from stoker.errors import EnvironmentProblem
 from stoker.wire.cache_api import ObjectInfo
 
@@ -57,14 +56,12 @@ class FaultyOrigin:
         await self._origin.close()
 
 
-class FullStore(MemoryStore):
-    """A store whose disk is full while `is_full`."""
+class FullFiles(ContainerFiles):
+    """A disk that is full while `is_full`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_full = True
+    is_full = True
 
-    def write(self, block: BlockId, data: bytes, crc: int) -> None:
+    def write(self, number: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         if self.is_full:
             raise EnvironmentProblem("cannot write: No space left on device")
-        super().write(block, data, crc)
+        super().write(number, offset, data)

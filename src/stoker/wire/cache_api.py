@@ -15,9 +15,9 @@ then LAST or ERROR; keys come in the order of the request. An ERROR frame holds 
 voids the DATA frames of its key.
 
 The short circuit: a reader on the same machine may ask for paths in place of long records. One FOLDER frame
-(a StoreFolder in msgpack) then comes before all others, and a PATH frame may stand for a key: the record's
-length (u32, big endian) and the path of a file below that folder which holds the record and nothing else.
-The file may be gone when the reader opens it; the reader then asks again without paths.
+(a StoreFolder in msgpack) then comes before all others, and a PLACE frame may stand for a key: the record's
+length (u32, big endian), where it begins (u64), and the path of a file below that folder. A file of that name never has
+other bytes there; it may be gone when the reader opens it, and the reader then asks again without places.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ FRAME_DATA = 0
 FRAME_LAST = 1
 FRAME_ERROR = 2
 FRAME_FOLDER = 3
-FRAME_PATH = 4
-PATH_SIZE = struct.Struct("!I")
+FRAME_PLACE = 4
+PLACE = struct.Struct("!IQ")
 
 READ_KEYS_MAX = 65536
 LIST_LIMIT_MAX = 10_000
@@ -64,14 +64,14 @@ class ObjectPage(msgspec.Struct, frozen=True):
 class ReadRequest(msgspec.Struct, frozen=True):
     """Whole objects of one bucket, to be answered in this order.
 
-    `paths_from_bytes`: objects of this size and more may be answered by PATH frames; None if none may.
-    `had_bad_paths`: the files that the server named for these keys were not there, or of another size.
+    `places_from_bytes`: objects of this size and more may be answered by PLACE frames; None if none may.
+    `had_bad_places`: the files that the server named for these keys were not there, or too short.
     """
 
     bucket: str
     keys: list[str]
-    paths_from_bytes: int | None = None
-    had_bad_paths: bool = False
+    places_from_bytes: int | None = None
+    had_bad_places: bool = False
 
 
 class StoreFolder(msgspec.Struct, frozen=True):

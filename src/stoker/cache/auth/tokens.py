@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 from collections.abc import Sequence
 
-from stoker.errors import ConfigError
+from stoker.errors import AccessDenied, ConfigError
 
 
 class Principal:
@@ -30,10 +28,10 @@ class Principal:
 
 
 class TokenAuth:
-    """Checks `Authorization` headers. Without tokens everyone is let in: only ever right on loopback."""
+    """The tokens of a server. Without any everyone is let in: only ever right on loopback."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        self._principals: list[tuple[bytes, Principal]] = []
+        self._principals: list[tuple[str, Principal]] = []
         for number, text in enumerate(tokens):
             token, colon, names = text.partition(":")
             buckets = frozenset(name.strip() for name in names.split(",") if name.strip())
@@ -45,9 +43,7 @@ class TokenAuth:
                 raise ConfigError(
                     f"token {number + 1} ends with ':' but names no bucket: write TOKEN:BUCKET,BUCKET"
                 )
-            self._principals.append(
-                (_digest(token), Principal(f"token-{number + 1}", buckets if colon else None))
-            )
+            self._principals.append((token, Principal(f"token-{number + 1}", buckets if colon else None)))
         self._anyone = None if self._principals else Principal("anyone", None)
 
     @property
@@ -55,17 +51,23 @@ class TokenAuth:
         """Whether no token is needed."""
         return self._anyone is not None
 
-    def check(self, authorization: str | None) -> Principal | None:
-        """The principal of an `Authorization` header; None if it proves nothing. In constant time."""
-        if self._anyone is not None:
+    def rules(self) -> list[tuple[int, str, list[str] | None]]:
+        """Each token's id and secret, and the buckets that it opens (None: all), for the front, which checks them."""
+        return [
+            (number, secret, None if principal.buckets is None else sorted(principal.buckets))
+            for number, (secret, principal) in enumerate(self._principals)
+        ]
+
+    def principal(self, token: int) -> Principal:
+        """Who has proved the token of that id; a negative one stands for anyone, where no token is needed.
+
+        Raises AccessDenied for an id that is none.
+        """
+        if token < 0 and self._anyone is not None:
             return self._anyone
-        scheme, _, token = (authorization or "").partition(" ")
-        digest = _digest(token.strip())
-        found = None
-        for known, principal in self._principals:
-            if hmac.compare_digest(known, digest):
-                found = principal
-        return found if scheme.lower() == "bearer" else None
+        if not 0 <= token < len(self._principals):
+            raise AccessDenied("the token is not known any more")
+        return self._principals[token][1]
 
 
 def check_listen(host: str, auth: TokenAuth) -> None:
@@ -84,7 +86,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stoker.cache.client.local_files import LocalFiles, read_file
+from stoker.cache.client.local_files import LocalFiles, OpenedFiles
 from stoker.errors import WireError
 from stoker.wire.cache_api import (
     FRAME,
@@ -14,8 +14,8 @@ from stoker.wire.cache_api import (
     FRAME_ERROR,
     FRAME_FOLDER,
     FRAME_LAST,
-    FRAME_PATH,
-    PATH_SIZE,
+    FRAME_PLACE,
+    PLACE,
     ErrorBody,
     error_of,
 )
@@ -28,6 +28,17 @@ def split_frames(
 
     Raises the typed error of the first that failed; WireError.
     """
+    with OpenedFiles() as opened:
+        return _split(body, bucket, keys, files, opened)
+
+
+def _split(
+    body: bytes | bytearray,
+    bucket: str,
+    keys: Sequence[str],
+    files: LocalFiles | None,
+    opened: OpenedFiles,
+) -> list[bytes | None]:
     unpack, size = FRAME.unpack_from, FRAME.size
     view = memoryview(body)
     items: list[bytes | None] = []
@@ -46,10 +57,10 @@ def split_frames(
             data = bytes(view[start:position])
             items.append(b"".join((*parts, data)) if parts else data)
             parts = []
-        elif kind == FRAME_PATH and files is not None and length > PATH_SIZE.size:
-            (item_bytes,) = PATH_SIZE.unpack_from(body, start)
-            path = bytes(view[start + PATH_SIZE.size : position])
-            items.append(None if folder is None else read_file(folder + path, item_bytes))
+        elif kind == FRAME_PLACE and files is not None and length > PLACE.size:
+            item_bytes, offset = PLACE.unpack_from(body, start)
+            path = bytes(view[start + PLACE.size : position])
+            items.append(None if folder is None else opened.read(folder + path, offset, item_bytes))
         elif kind == FRAME_DATA:
             parts.append(bytes(view[start:position]))
         elif kind == FRAME_FOLDER and files is not None:

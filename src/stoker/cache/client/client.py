@@ -96,14 +96,14 @@ class CacheClient:
 
     def _read_batch(self, bucket: str, keys: list[str], files: LocalFiles | None) -> list[bytes | None]:
         """None stands for what the server has in a file that is not there; only with `files`."""
-        had_bad_paths = files is None and self._files is not None and self._files.is_used
+        had_bad_places = files is None and self._files is not None and self._files.is_used
         parts = [keys]
         if files is not None and files.is_used and _FIRST_KEYS < len(keys) <= _PIPELINED_KEYS_MAX:
             # While the files of the first part are read, the server looks up the others.
             parts = [keys[:_FIRST_KEYS], keys[_FIRST_KEYS:]]
         from_bytes = None if files is None else files.from_bytes
         bodies = [
-            msgspec.msgpack.encode(ReadRequest(bucket, part, from_bytes, had_bad_paths)) for part in parts
+            msgspec.msgpack.encode(ReadRequest(bucket, part, from_bytes, had_bad_places)) for part in parts
         ]
         items: list[bytes | None] = []
         with closing(self._transport.post_all("/-/read", bodies)) as answers:

@@ -10,7 +10,7 @@ import msgspec
 from stoker.errors import WireError
 from stoker.wire.cache_api import StoreFolder
 
-PATHS_FROM_BYTES = 24 * 1024
+PLACES_FROM_BYTES = 24 * 1024
 """From here on a file is cheaper than bytes over a Unix socket."""
 
 _KEPT_BYTES = 16 * 1024 * 1024
@@ -20,7 +20,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 class LocalFiles:
     """What a client knows of the folder of its server. Keeps nothing open, so that a fork is no matter."""
 
-    def __init__(self, from_bytes: int = PATHS_FROM_BYTES) -> None:
+    def __init__(self, from_bytes: int = PLACES_FROM_BYTES) -> None:
         self.from_bytes: int | None = from_bytes
         self.is_used = False
         self._known: tuple[bytes, bytes] = b"", b""
@@ -61,16 +61,27 @@ def _keep_freed_memory() -> None:
     bytearray(_KEPT_BYTES)
 
 
-def read_file(path: bytes, size_bytes: int) -> bytes | None:
-    """The file's content; None if it is not there, cannot be read or has another size."""
-    try:
-        fd = os.open(path, _FLAGS)
-    except OSError:
-        return None
-    try:
-        data = os.read(fd, size_bytes + 1)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return data if len(data) == size_bytes else None
+class OpenedFiles:
+    """The files that one batch is read from, each opened once. Nothing stays open: a fork is no matter, and what the
+    server gives up leaves the disk."""
+
+    def __init__(self) -> None:
+        self._fds: dict[bytes, int] = {}
+
+    def read(self, path: bytes, offset: int, size_bytes: int) -> bytes | None:
+        """So many bytes of a file; None if it is not there, cannot be read or ends before."""
+        try:
+            fd = self._fds.get(path)
+            if fd is None:
+                fd = self._fds[path] = os.open(path, _FLAGS)
+            data = os.pread(fd, size_bytes, offset)
+        except OSError:
+            return None
+        return data if len(data) == size_bytes else None
+
+    def __enter__(self) -> OpenedFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._fds.values():
+            os.close(fd)

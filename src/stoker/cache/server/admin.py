@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,13 +28,43 @@ from stoker.wire.cache_api import (
 from stoker.wire.http import split_target
 
 
+class HitFigures(NamedTuple):
+    """What the front has answered of one bucket."""
+
+    hits: int = 0
+    size_bytes: int = 0
+
+
+class FrontHits:
+    """What the front has answered since the start, which it tells only once."""
+
+    def __init__(self, take: Callable[[], dict[int, tuple[int, int]]]) -> None:
+        self._take = take
+        self._sums: dict[int, HitFigures] = {}
+
+    def of(self, bucket: int) -> HitFigures:
+        """Of the bucket with that number in the index."""
+        for number, (hits, size_bytes) in self._take().items():
+            known = self._sums.get(number, HitFigures())
+            self._sums[number] = HitFigures(known.hits + hits, known.size_bytes + size_bytes)
+        return self._sums.get(bucket, HitFigures())
+
+
 class Admin:
-    """Answers for one engine. `uptime_s` and `notes` are asked for each status."""
+    """Answers for one engine. `uptime_s` and `notes` are asked for each status, `on_buckets` hears of new buckets."""
 
     def __init__(
-        self, engine: Engine, version: str, uptime_s: Callable[[], float], notes: Callable[[], list[str]]
+        self,
+        engine: Engine,
+        hits: FrontHits,
+        version: str,
+        uptime_s: Callable[[], float],
+        notes: Callable[[], list[str]],
+        on_buckets: Callable[[], None],
     ) -> None:
         self._engine = engine
+        self._hits = hits
+        self._on_buckets = on_buckets
         self._version = version
         self._uptime_s = uptime_s
         self._notes = notes
@@ -55,38 +85,44 @@ class Admin:
             case "PUT", "buckets":
                 _needs_all(request)
                 spec = check_bucket(name, msgspec.json.decode(request.body, type=BucketSpec))
-                _reply(request, answer, spec, 201 if self._engine.add_bucket(name, spec) else 200)
+                is_new = self._engine.add_bucket(name, spec)
+                if is_new:
+                    self._on_buckets()
+                _reply(request, answer, spec, 201 if is_new else 200)
             case _:
                 raise ObjectNotFound(f"there is no {request.method} /-/{path}")
 
     def status(self, request: Request) -> CacheStatus:
         """Figures of the buckets that the asker may read."""
-        engine = self._engine
-        held = engine.shelf.held_by_bucket()
+        engine, store = self._engine, self._engine.store
+        figures = store.index.figures()
         rows = []
         for name, bucket in sorted(engine.buckets.items()):
             if not request.principal.may_read(name):
                 continue
-            blocks, held_bytes = held.get(name, (0, 0))
+            held = figures.get(bucket.number)
             counters = bucket.origin.counters
+            front = self._hits.of(bucket.number)
             rows.append(
                 BucketStatus(
                     name=name, origin=without_query(bucket.spec.origin_url), policy=bucket.spec.policy,
-                    held_bytes=held_bytes, held_blocks=blocks, hits=bucket.hits, misses=bucket.misses,
-                    hit_bytes=bucket.hit_bytes, origin_bytes=counters.bytes_read,
+                    held_bytes=0 if held is None else held.size_bytes,
+                    held_blocks=0 if held is None else held.pieces,
+                    hits=bucket.hits + front.hits, misses=bucket.misses,
+                    hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
                     origin_requests=counters.requests, path_hits=bucket.path_hits,
                     origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
                     origin_hedges=bucket.origin.hedges,
                 )
             )  # fmt: skip
-        problem = engine.shelf.problem
+        problem = store.problem
         return CacheStatus(
             version=self._version,
             state="ok" if problem is None else "pass-through",
             uptime_s=round(self._uptime_s(), 3),
-            capacity_bytes=engine.shelf.limit_bytes,
-            held_bytes=engine.shelf.held_bytes,
-            held_blocks=len(engine.shelf),
+            capacity_bytes=store.room.limit_bytes,
+            held_bytes=store.room.used_bytes,
+            held_blocks=sum(held.pieces for held in figures.values()),
             hits=sum(row.hits for row in rows),
             misses=sum(row.misses for row in rows),
             hit_bytes=sum(row.hit_bytes for row in rows),

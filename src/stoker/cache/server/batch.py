@@ -8,31 +8,36 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stoker.cache.layout import BlockSpan, block_bounds, block_count
-from stoker.cache.server.at_once import AtOnce
-from stoker.cache.server.engine import Bucket, Engine, Pointer
+from stoker._native import Piece
+from stoker.cache.layout import block_bounds, block_count
+from stoker.cache.server.engine import Bucket, Engine
+from stoker.cache.server.fetches import Ticket
 from stoker.cache.server.port import Answer, Request
-from stoker.cache.server.serve import send_block
-from stoker.cache.store.shelf import HOT_BLOCK_BYTES_MAX, Held
-from stoker.errors import AccessDenied, ConfigError, CorruptBlock, ObjectChanged, StokerError
+from stoker.cache.store.known import Known
+from stoker.errors import AccessDenied, ConfigError, ObjectChanged, StokerError
 from stoker.wire.cache_api import (
     FRAME,
     FRAME_DATA,
     FRAME_ERROR,
+    FRAME_FOLDER,
     FRAME_LAST,
+    FRAME_PLACE,
     MSGPACK,
+    PLACE,
     READ_KEYS_MAX,
     ErrorBody,
     ReadRequest,
+    StoreFolder,
     code_of,
 )
 from stoker.wire.http import check_key
 
 _WINDOW_KEYS = 128
 _WINDOW_BYTES = 32 * 1024 * 1024
+_UNKNOWN_BYTES = 64 * 1024
 _decoder = msgspec.msgpack.Decoder(ReadRequest)
 
-_First = tuple[Pointer, Held | bytes | None]
+_First = tuple[Known, Piece | Ticket | None]
 
 
 class BatchReader:
@@ -40,7 +45,9 @@ class BatchReader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._at_once = AtOnce(engine)
+        folder = engine.store.files.identity
+        body = msgspec.msgpack.encode(StoreFolder(folder.path, folder.device, folder.inode))
+        self._folder_frame = FRAME.pack(FRAME_FOLDER, len(body)) + body
 
     async def answer(self, request: Request, answer: Answer) -> None:
         """Errors of a key go into its frames; ConfigError, ObjectNotFound, AccessDenied are the batch's."""
@@ -50,133 +57,143 @@ class BatchReader:
         if len(wanted.keys) > READ_KEYS_MAX:
             raise ConfigError(f"a batch has at most {READ_KEYS_MAX} keys, not {len(wanted.keys)}")
         bucket = self._engine.bucket(wanted.bucket)
-        may_have_paths = request.is_own_user and self._at_once.folder_frame
-        paths_from_bytes = wanted.paths_from_bytes if may_have_paths else None
-        if wanted.had_bad_paths and request.is_own_user:
-            for key in wanted.keys:
-                if (pointer := self._engine.fresh(bucket, key)) is not None:
-                    self._engine.shelf.doubt(pointer.first_block)
-        if not self._at_once.answer(bucket, wanted.keys, paths_from_bytes, answer):
-            answer.start(200, [("Content-Type", MSGPACK)], None)
-            await self._stream(bucket, wanted.keys, paths_from_bytes, answer)
+        if wanted.had_bad_places and request.is_own_user:
+            self._doubt(bucket, wanted.keys)
+        places_from = wanted.places_from_bytes if request.is_own_user else None
+        before = b"" if places_from is None else self._folder_frame
+        hit = answer.batch(bucket.number, wanted.keys, bucket.spec.ttl_s, places_from, before)
+        if hit is not None:
+            bucket.hits += len(wanted.keys)
+            bucket.hit_bytes += hit.size_bytes
+            bucket.path_hits += hit.places
+            for container in hit.large:
+                self._engine.store.large_files.hand_out(container)
+            return
+        answer.start(200, [("Content-Type", MSGPACK)], None)
+        answer.data(before)
+        await self._stream(bucket, wanted.keys, places_from, answer)
         answer.finish()
 
-    async def _stream(
-        self, bucket: Bucket, keys: list[str], paths_from_bytes: int | None, answer: Answer
-    ) -> None:
-        coming: deque[tuple[str, asyncio.Task[_First] | _First, int]] = deque()
+    def _doubt(self, bucket: Bucket, keys: list[str]) -> None:
+        """The reader found other files than it was told of: they are looked at before they are served again."""
+        store = self._engine.store
+        containers = set()
+        for key in keys:
+            known = store.find(bucket.number, key)
+            piece = None if known is None else store.held(known, 0)
+            if piece is not None:
+                containers.add(piece.container)
+        for container in containers:
+            store.index.doubt(container)
+
+    async def _stream(self, bucket: Bucket, keys: list[str], places_from: int | None, answer: Answer) -> None:
+        coming: deque[tuple[str, asyncio.Task[_First], int]] = deque()
         coming_bytes = 0
         rest: Iterator[str] = iter(keys)
-        gathered: list[bytes] = [] if paths_from_bytes is None else [self._at_once.folder_frame]
-        gathered_bytes = 0
         try:
             while True:
                 while len(coming) < _WINDOW_KEYS and coming_bytes < _WINDOW_BYTES:
                     key = next(rest, None)
                     if key is None:
                         break
-                    held = self._at_once.held(bucket, key)
-                    size_bytes = 0 if held is not None else self._expected_bytes(bucket, key)
-                    coming.append((key, held or self._begin(bucket, key), size_bytes))
+                    size_bytes = self._expected_bytes(bucket, key)
+                    task = asyncio.get_running_loop().create_task(self._first(bucket, key))
+                    coming.append((key, task, size_bytes))
                     coming_bytes += size_bytes
                 if not coming:
-                    break
-                key, first, size_bytes = coming[0]
-                if gathered and (
-                    gathered_bytes > 256 * 1024 or (isinstance(first, asyncio.Task) and not first.done())
-                ):
-                    answer.data(b"".join(gathered))
-                    gathered, gathered_bytes = [], 0
-                    await answer.drain()
-                small = await self._item(bucket, first, paths_from_bytes, answer, gathered)
+                    return
+                _, task, size_bytes = coming[0]
+                await self._item(bucket, task, places_from, answer)
                 coming.popleft()
                 coming_bytes -= size_bytes
-                gathered_bytes += small
+                await answer.drain()
         finally:
-            tasks = [first for _, first, _ in coming if isinstance(first, asyncio.Task)]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        answer.data(b"".join(gathered))
+            await _leave_all([task for _, task, _ in coming])
 
     def _expected_bytes(self, bucket: Bucket, key: str) -> int:
         """What fetching a key ahead of its turn will keep in memory, as far as is known."""
-        pointer = bucket.pointers.get(key)
-        size_bytes = HOT_BLOCK_BYTES_MAX if pointer is None else pointer.size_bytes
+        known = self._engine.store.find(bucket.number, key)
+        size_bytes = _UNKNOWN_BYTES if known is None else known.size_bytes
         return min(size_bytes, self._engine.block_size_bytes)
 
-    def _begin(self, bucket: Bucket, key: str) -> asyncio.Task[_First]:
-        return asyncio.get_running_loop().create_task(self._first(bucket, key))
-
     async def _first(self, bucket: Bucket, key: str) -> _First:
+        """A key's version and, all of it here or come, its first block; an empty object has none."""
         check_key(key)
         for attempt in (1, 2):
-            pointer = await self._engine.locate(bucket, key)
-            if pointer.size_bytes == 0:
-                return pointer, None
+            known = await self._engine.locate(bucket, key)
+            if known.size_bytes == 0:
+                return known, None
+            found = await self._engine.block(known, 0)
+            if isinstance(found, Piece):
+                return known, found
             try:
-                return pointer, await self._engine.block(pointer, 0)
+                await found.whole()
             except ObjectChanged:
+                found.leave()
                 if attempt == 2:
                     raise
+            except BaseException:
+                found.leave()
+                raise
+            else:
+                return known, found
         raise AssertionError("unreachable")
 
     async def _item(
-        self,
-        bucket: Bucket,
-        first: asyncio.Task[_First] | _First,
-        paths_from_bytes: int | None,
-        answer: Answer,
-        gathered: list[bytes],
-    ) -> int:
-        """Write one key's frames, or gather them if they are small; returns the bytes gathered."""
+        self, bucket: Bucket, task: asyncio.Task[_First], places_from: int | None, answer: Answer
+    ) -> None:
+        """Write one key's frames."""
         try:
-            pointer, block = await first if isinstance(first, asyncio.Task) else first
-            count = block_count(pointer.size_bytes, self._engine.block_size_bytes)
-            if count == 1 and isinstance(block, Held) and paths_from_bytes is not None:
-                held = self._engine.shelf.find(block.block)
-                if held is not None and held.is_verified and held.size_bytes >= paths_from_bytes:
-                    frame = self._at_once.path_frame(held)
-                    gathered.append(frame)
-                    self._count(bucket, False, held.size_bytes)
-                    bucket.path_hits += 1
-                    return len(frame)
-            if count <= 1 and pointer.size_bytes <= HOT_BLOCK_BYTES_MAX:
-                data = await self._small(pointer, block)
-                gathered += (FRAME.pack(FRAME_LAST, len(data)), data)
-                self._count(bucket, isinstance(block, bytes), len(data))
-                return len(data)
-            if gathered:
-                answer.data(b"".join(gathered))
-                gathered.clear()
-            is_miss = False
+            known, found = await task
+            if found is None:
+                answer.data(FRAME.pack(FRAME_LAST, 0))
+                self._count(bucket, False, 0)
+                return
+            if places_from is not None and known.size_bytes >= places_from and self._place(known, answer):
+                self._count(bucket, isinstance(found, Ticket), known.size_bytes)
+                bucket.path_hits += isinstance(found, Piece)
+                return
+            is_miss = isinstance(found, Ticket)
+            count = block_count(known.size_bytes, self._engine.block_size_bytes)
             for index in range(count):
-                start, stop = block_bounds(pointer.size_bytes, self._engine.block_size_bytes, index)
                 if index:
-                    block = await self._engine.block(pointer, index)
-                assert block is not None
-                is_miss = is_miss or isinstance(block, bytes)
-                answer.data(FRAME.pack(FRAME_LAST if index == count - 1 else FRAME_DATA, stop - start))
-                await send_block(self._engine, pointer, BlockSpan(index, 0, stop - start), block, answer)
+                    found = await self._engine.block(known, index)
+                    is_miss = is_miss or isinstance(found, Ticket)
+                kind = FRAME_LAST if index == count - 1 else FRAME_DATA
+                await self._block(known, index, found, kind, answer)
                 await answer.drain()
-            self._count(bucket, is_miss, pointer.size_bytes)
+            self._count(bucket, is_miss, known.size_bytes)
         except StokerError as error:
             body = msgspec.msgpack.encode(ErrorBody(code_of(error), str(error)))
-            gathered += (FRAME.pack(FRAME_ERROR, len(body)), body)
-        return 0
+            answer.data(FRAME.pack(FRAME_ERROR, len(body)) + body)
 
-    async def _small(self, pointer: Pointer, block: Held | bytes | None) -> bytes:
-        if block is None:
-            return b""
-        if isinstance(block, bytes):
-            return block
-        held = self._engine.shelf.find(block.block)
+    def _place(self, known: Known, answer: Answer) -> bool:
+        """Name the place of an object in place of sending it; False if it is not held in one piece."""
+        store = self._engine.store
+        piece = store.held(known, 0)
+        if piece is None or not piece.is_verified or piece.size_bytes != known.size_bytes:
+            return False
+        if piece.block is not None:
+            store.large_files.hand_out(piece.container)
+        body = PLACE.pack(piece.size_bytes, piece.offset) + store.files.relative_path(piece.container)
+        answer.data(FRAME.pack(FRAME_PLACE, len(body)) + body)
+        return True
+
+    async def _block(
+        self, known: Known, index: int, found: Piece | Ticket, kind: int, answer: Answer
+    ) -> None:
+        """Write one frame, once all of the block is there: what fails later could not be told any more."""
+        start, stop = block_bounds(known.size_bytes, self._engine.block_size_bytes, index)
+        frame = FRAME.pack(kind, stop - start)
+        if isinstance(found, Piece):
+            piece = self._engine.store.held(known, index)
+            if piece is not None and piece.is_verified and answer.piece(piece, 0, stop - start, frame):
+                return
+            found = self._engine.fetch(known, index)
         try:
-            if held is not None:
-                return self._engine.shelf.bytes_of(held)
-        except CorruptBlock:
-            pass
-        return await self._engine.fetch(pointer, 0)
+            answer.data(frame + await found.whole())
+        finally:
+            found.leave()
 
     def _count(self, bucket: Bucket, is_miss: bool, size_bytes: int) -> None:
         if is_miss:
@@ -184,3 +201,11 @@ class BatchReader:
         else:
             bucket.hits += 1
             bucket.hit_bytes += size_bytes
+
+
+async def _leave_all(tasks: list[asyncio.Task[_First]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for first in await asyncio.gather(*tasks, return_exceptions=True):
+        if not isinstance(first, BaseException) and isinstance(first[1], Ticket):
+            first[1].leave()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
+from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
-from stoker.cache.store.port import OpenFile
-from stoker.cache.store.shelf import Held
 
 
 class Request:
@@ -40,19 +39,12 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
 
-class Hit:
-    """All that the front needs to answer a whole object of one block. `head` is the response's, complete."""
+class BatchHit(NamedTuple):
+    """A batch that was answered at once. `large`: containers of large objects whose place was named."""
 
-    __slots__ = ("data", "file", "head", "held", "size_bytes")
-
-    def __init__(
-        self, head: bytes, size_bytes: int, data: bytes, file: OpenFile | None, held: Held | None
-    ) -> None:
-        self.head = head
-        self.size_bytes = size_bytes
-        self.data = data
-        self.file = file
-        self.held = held
+    size_bytes: int
+    places: int
+    large: Sequence[int]
 
 
 class Answer(Protocol):
@@ -67,12 +59,19 @@ class Answer(Protocol):
         """Write the head. Without a length the body is chunked."""
         ...
 
-    def data(self, data: bytes) -> None:
+    def data(self, data: bytes | bytearray | memoryview) -> None:
         """Write a part of the body."""
         ...
 
-    def file(self, file: OpenFile, offset: int, size_bytes: int, done: Callable[[], None]) -> None:
-        """Write a part of the body from a file; `done` is called once the file is needed no more."""
+    def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
+        """Write `before`, and bytes `[start, stop)` of a held piece, which was looked up since the last `await`. False,
+        and nothing is written, if its file is not there."""
+        ...
+
+    def batch(
+        self, bucket: int, keys: Sequence[str], ttl_s: float, places_from: int | None, before: bytes
+    ) -> BatchHit | None:
+        """The whole answer, if all these objects are here; None, and nothing is written, otherwise."""
         ...
 
     async def drain(self) -> None:
@@ -81,20 +80,4 @@ class Answer(Protocol):
 
     def finish(self) -> None:
         """The body is complete."""
-        ...
-
-
-class Back(Protocol):
-    """What the front hands on to."""
-
-    def look_up(self, bucket: str, key: str) -> Hit | None:
-        """A hit that can be answered at once, counted as one; None for everything else."""
-        ...
-
-    def pin(self, hit: Hit) -> Callable[[], None]:
-        """Keep the hit's file while it is sent; returns what undoes it."""
-        ...
-
-    async def answer(self, request: Request, answer: Answer) -> None:
-        """Answer anything, errors too; an exception means that the connection must be dropped."""
         ...

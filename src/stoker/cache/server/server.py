@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
 import signal
 import socket
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,22 +12,22 @@ from pathlib import Path
 
 import uvloop
 
+from stoker._native import Front, FrontSettings
 from stoker.base.clock import SystemClock
+from stoker.base.rng import Rng
 from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.origin.open import open_origin
-from stoker.cache.server.admin import Admin, check_bucket
+from stoker.cache.server.admin import Admin, FrontHits, check_bucket
 from stoker.cache.server.back import CacheBack
-from stoker.cache.server.engine import HOT_BYTES_MAX, Engine, EngineSettings
-from stoker.cache.server.front import Front
-from stoker.cache.store.disk import DiskStore
-from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.cache.server.connections import Connections
+from stoker.cache.server.engine import Engine
+from stoker.cache.server.listening import connections_max, listen_tcp, listen_unix, raise_file_limit
+from stoker.cache.store.store import Store
 from stoker.wire.cache_api import BucketSpec
 
-_TICK_S = 5.0
-_IDLE_TICKS_MAX = 24
+_TICK_S = 0.25
 _DRAIN_S = 5.0
-_BACKLOG = 1024
 _THREADS = 32
 SERVER_VERSION = "0.1.0"
 
@@ -55,9 +52,6 @@ class ServerSettings:
     buckets: Mapping[str, BucketSpec] = field(default_factory=dict)
     tokens: Sequence[str] = ()
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
-    hot_bytes_max: int = HOT_BYTES_MAX
-    """Memory for copies of small blocks."""
-
     environment: Mapping[str, str] = field(default_factory=dict)
     """Where origins look up AWS_* variables."""
 
@@ -76,65 +70,45 @@ class CacheServer:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._connections: set[Front] = set()
-        self._servers: list[asyncio.AbstractServer] = []
         self._clock = SystemClock()
+        self._rng = Rng(int(self._clock.wall() * 1e6))
         self._started_at = self._clock.now()
-        self._notes: list[str] = []
+        self._auth = TokenAuth(settings.tokens)
         self._engine: Engine | None = None
+        self._front: Front | None = None
+        self._connections: Connections | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> Listening:
         settings = self._settings
-        auth = TokenAuth(settings.tokens)
-        check_listen(settings.host, auth)
+        check_listen(settings.host, self._auth)
         for name, spec in settings.buckets.items():
             check_bucket(name, spec)
-        listener = _listen_tcp(settings.host, settings.port)
+        # Origins without an asynchronous interface wait in threads, one for each read.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "stoker-cache-io"))
+        listeners = [listen_tcp(settings.host, settings.port)]
         try:
-            store = DiskStore(settings.folder)
-            try:
-                engine = self._make_engine(store)
-                self._notes = engine.load(dict(settings.buckets))
-            except BaseException:
-                store.close()
-                raise
-            self._engine = engine
-            admin = Admin(
-                engine, SERVER_VERSION, lambda: self._clock.now() - self._started_at, lambda: self._notes
-            )
-            back = CacheBack(engine, admin)
-            loop = asyncio.get_running_loop()
-            # Origins without an asynchronous interface wait in threads, one for each read.
-            loop.set_default_executor(ThreadPoolExecutor(_THREADS, "stoker-cache-io"))
-
-            def connect() -> Front:
-                return Front(back, auth, self._connections)
-
-            self._servers.append(await loop.create_server(connect, sock=listener, backlog=_BACKLOG))
             if settings.unix_path is not None:
-                path = _listen_unix(settings.unix_path)
-                self._servers.append(await loop.create_unix_server(connect, sock=path, backlog=_BACKLOG))
+                listeners.append(listen_unix(settings.unix_path))
+            self._engine = engine = await self._open_engine()
         except BaseException:
-            listener.close()
+            for listener in listeners:
+                listener.close()
             raise
-        self._ticker = loop.create_task(self._tick())
-        host, port = listener.getsockname()[:2]
+        host, port = listeners[0].getsockname()[:2]
+        self._start_front(engine, listeners)
         shown = f"[{host}]" if ":" in host else host
-        return Listening(f"http://{shown}:{port}", settings.unix_path, self._notes)
+        return Listening(f"http://{shown}:{port}", settings.unix_path, engine.store.notes)
 
     async def stop(self) -> None:
-        """Take no more connections, finish what was asked, make the index durable."""
-        for server in self._servers:
-            server.close()
-        for connection in list(self._connections):
-            connection.stop()
-        deadline = self._clock.now() + _DRAIN_S
-        while self._connections and self._clock.now() < deadline:  # noqa: ASYNC110  at the very end only
-            await asyncio.sleep(0.02)
-        for connection in list(self._connections):
-            connection.drop()
-        await asyncio.sleep(0)
+        """Take no more connections, finish what was asked, make all durable."""
+        if self._front is not None and self._connections is not None:
+            self._front.drain()
+            deadline = self._clock.now() + _DRAIN_S
+            while self._front.figures().connections and self._clock.now() < deadline:  # noqa: ASYNC110  at the very end
+                await asyncio.sleep(0.02)
+            await self._connections.stop()
+            self._front.stop()
         if self._ticker is not None:
             self._ticker.cancel()
         if self._engine is not None:
@@ -142,24 +116,74 @@ class CacheServer:
         if self._settings.unix_path is not None:
             Path(self._settings.unix_path).unlink(missing_ok=True)
 
-    def _make_engine(self, store: DiskStore) -> Engine:
+    async def _open_engine(self) -> Engine:
+        """The engine, with its buckets, within its limit."""
         settings = self._settings
-        limits = EngineSettings(settings.capacity_bytes, settings.block_size_bytes, settings.hot_bytes_max)
-        return Engine(store, limits, lambda url: open_origin(url, settings.environment), self._clock)
+        # A large folder takes a while; whoever waits for the server may stop it meanwhile.
+        store = await asyncio.to_thread(
+            Store,
+            settings.folder,
+            settings.capacity_bytes,
+            settings.block_size_bytes,
+            self._clock,
+            self._rng.fork(1),
+        )
+        try:
+            engine = Engine(
+                store, lambda url: open_origin(url, settings.environment), self._clock, self._rng.fork(2)
+            )
+            for name, spec in settings.buckets.items():
+                engine.add_bucket(name, spec)
+            await store.start()
+        except BaseException:
+            await store.close()
+            raise
+        return engine
 
-    async def _tick(self) -> None:
-        """Close connections on which nothing happens: idle ones, and heads that never end."""
+    def _start_front(self, engine: Engine, listeners: Sequence[socket.socket]) -> None:
+        limits = FrontSettings()
+        limits.connections_max = connections_max()
+        self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
+        for listener in listeners:
+            listener.setblocking(False)
+            front.listen(listener.detach())
+        self._set_rules()
+        hits = FrontHits(front.take_hits)
+        admin = Admin(
+            engine,
+            hits,
+            SERVER_VERSION,
+            lambda: self._clock.now() - self._started_at,
+            lambda: engine.store.notes,
+            self._set_rules,
+        )
+        back = CacheBack(engine, admin)
+        self._connections = Connections(
+            front, engine.store.files, self._auth, back.answer, engine.store.index.doubt
+        )
+        front.set_now(engine.store.now_s())
+        self._connections.start()
+        front.start()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick(front, engine))
+
+    def _set_rules(self) -> None:
+        """Tell the front who may read what, and for how long what is known of a bucket is good."""
+        if self._front is None or self._engine is None:
+            return
+        buckets = {name: (bucket.number, bucket.spec.ttl_s) for name, bucket in self._engine.buckets.items()}
+        self._front.set_rules(self._auth.rules(), buckets)
+
+    async def _tick(self, front: Front, engine: Engine) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            for connection in list(self._connections):
-                connection.tick(_IDLE_TICKS_MAX)
+            front.set_now(engine.store.now_s())
 
 
 def serve(
     settings: ServerSettings, announce: Callable[[Listening], None], until: Callable[[asyncio.Event], None]
 ) -> None:
     """Serve until SIGTERM, SIGINT, or until whatever `until` arranged sets the event."""
-    _raise_file_limit()
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, announce, until))
 
@@ -179,46 +203,3 @@ async def _serve(
         await stopping.wait()
     finally:
         await server.stop()
-
-
-def _listen_tcp(host: str, port: int) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host!r}: {error}") from error
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise EnvironmentProblem(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --listen"
-        ) from error
-    return sock
-
-
-def _listen_unix(path: str) -> socket.socket:
-    if len(os.fsencode(path)) > 100:
-        raise ConfigError(f"the path of a Unix socket has at most 100 bytes: {path}")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
-        previous = os.umask(0o177)
-        try:
-            sock.bind(path)
-        finally:
-            os.umask(previous)
-    except OSError as error:
-        sock.close()
-        raise EnvironmentProblem(f"cannot listen on {path}: {error.strerror}") from error
-    return sock
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

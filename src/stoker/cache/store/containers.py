@@ -17,14 +17,24 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from stoker._native import Files
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
+FILES_FOLDER = "files"
 OPEN_TO_WRITE_MAX = 64
 OPEN_TO_SEND_MAX = 4096
 PAGE_BYTES = 4096
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+
+
+class FolderIdentity(NamedTuple):
+    """Which folder this is, for a reader on the same machine."""
+
+    path: bytes
+    device: int
+    inode: int
 
 
 class ContainerFiles:
@@ -35,7 +45,7 @@ class ContainerFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._below = folder / "files"
+        self._below = folder / FILES_FOLDER
         try:
             self._below.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -48,6 +58,8 @@ class ContainerFiles:
             raise EnvironmentProblem(
                 f"the cache folder {folder} is in use by another cache server; give each its own --dir"
             ) from error
+        found = os.stat(folder)
+        self.identity = FolderIdentity(os.fsencode(folder.absolute()), found.st_dev, found.st_ino)
         self.sending = Files(str(self._below), OPEN_TO_SEND_MAX)
         """Descriptors to send from, which the front uses as well."""
         self._writing: OrderedDict[int, int] = OrderedDict()
@@ -61,10 +73,35 @@ class ContainerFiles:
                 found[int(entry.name, 16)] = entry.stat(follow_symlinks=False).st_blocks * 512
         return found
 
-    def write(self, number: int, offset: int, data: bytes | memoryview) -> None:
-        """Write at a place where nothing was; the file is made if there is none. May be called from any thread.
+    def relative_path(self, number: int) -> bytes:
+        """Where a container's file is, below the folder."""
+        path = self.sending.path(number)
+        return os.fsencode(FILES_FOLDER + path[len(str(self._below)) :])
 
-        Raises EnvironmentProblem.
+    def create(self, number: int) -> None:
+        """Make the file of a container whose number was never used. Raises EnvironmentProblem."""
+        path = self.sending.path(number)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            try:
+                fd = os.open(path, flags, 0o600)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        with self._lock:
+            self._writing[number] = fd
+            self._close_oldest()
+
+    def is_there(self, number: int) -> bool:
+        """Whether a container has its file."""
+        return os.path.exists(self.sending.path(number))
+
+    def write(self, number: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write at a place where nothing was, in a file that was made. May be called from any thread.
+
+        A file that is gone is never made again: what was held of it would read as zeros. Raises EnvironmentProblem.
         """
         try:
             fd = self._to_write(number)
@@ -77,9 +114,7 @@ class ContainerFiles:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise EnvironmentProblem(
-                f"cannot write to the cache folder {self.folder}: {error.strerror}"
-            ) from error
+            raise self._cannot_write(error) from error
 
     def read(self, number: int, offset: int, size_bytes: int) -> bytes:
         """Raises CorruptBlock if they are not all there, or cannot be read."""
@@ -149,18 +184,18 @@ class ContainerFiles:
     def _kept(self, number: int) -> int:
         fd = self._writing.get(number)
         if fd is None:
-            path = self.sending.path(number)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            try:
-                fd = os.open(path, flags, 0o600)
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                fd = os.open(path, flags, 0o600)
+            fd = os.open(self.sending.path(number), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             self._writing[number] = fd
-            while len(self._writing) > OPEN_TO_WRITE_MAX:
-                os.close(self._writing.popitem(last=False)[1])
+            self._close_oldest()
         self._writing.move_to_end(number)
         return fd
+
+    def _close_oldest(self) -> None:
+        while len(self._writing) > OPEN_TO_WRITE_MAX:
+            os.close(self._writing.popitem(last=False)[1])
+
+    def _cannot_write(self, error: OSError) -> EnvironmentProblem:
+        return EnvironmentProblem(f"cannot write to the cache folder {self.folder}: {error.strerror}")
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:

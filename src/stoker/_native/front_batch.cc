@@ -1,0 +1,111 @@
+// Many objects in one answer.
+#include <unistd.h>
+
+#include "front.h"
+#include "loop.h"
+
+namespace stoker {
+namespace {
+
+constexpr uint64_t COPY_MAX = 8 * 1024;  // up to here a copy is cheaper than sendfile
+constexpr size_t FILES_MAX = 512;
+constexpr uint64_t TEXT_MAX = 4 * 1024 * 1024;
+constexpr char LAST = 1, PLACE = 4;  // kinds of frames
+
+void append_number(std::string& into, uint64_t number, int bytes) {
+  for (int shift = (bytes - 1) * 8; shift >= 0; shift -= 8) into.push_back(static_cast<char>(number >> shift));
+}
+
+void append_frame(std::string& into, char kind, uint64_t size) {
+  into.push_back(kind);
+  append_number(into, size, 4);
+}
+
+// What is said of the objects so far.
+struct Builder {
+  Files& files;
+  std::vector<Part> parts{1};
+  uint64_t size = 0;       // of the whole body
+  uint64_t text_size = 0;  // of it, what is not in files
+
+  void text(const std::string& bytes) {
+    parts.back().bytes += bytes;
+    size += bytes.size();
+    text_size += bytes.size();
+  }
+  bool data(std::shared_ptr<File> file, uint64_t offset, uint64_t wanted) {
+    std::string frame;
+    append_frame(frame, LAST, wanted);
+    if (wanted <= COPY_MAX) {
+      const size_t head = frame.size();
+      frame.resize(head + wanted);
+      if (::pread(file->fd, frame.data() + head, wanted, static_cast<off_t>(offset)) != static_cast<ssize_t>(wanted))
+        return false;
+      text(frame);
+      return true;
+    }
+    if (parts.size() > FILES_MAX) return false;
+    text(frame);
+    Part& part = parts.back();
+    part.file = std::move(file);
+    part.offset = offset;
+    part.size = wanted;
+    size += wanted;
+    parts.emplace_back();
+    return true;
+  }
+};
+
+}  // namespace
+
+Batch Front::answer_batch(uint64_t connection, uint16_t bucket, const std::vector<std::string>& keys, double ttl_s,
+                          uint64_t places_from, const std::string& place_prefix, const std::string& before) {
+  Batch batch;
+  Builder body{*files_};
+  body.text(before);
+  const uint32_t now = now_s_.load(std::memory_order_relaxed);
+  for (const std::string& key : keys) {
+    Object object;
+    if (!index_->look_up(bucket, key, now, object)) return batch;
+    const bool is_fresh = object.checked_s && now >= object.checked_s && now + 1 - object.checked_s <= ttl_s;
+    if ((object.flags & Object::ABSENT) || !is_fresh) return batch;
+    if (object.size_bytes == 0) {
+      std::string frame;
+      append_frame(frame, LAST, 0);
+      body.text(frame);
+      continue;
+    }
+    int number = 0;
+    if (object.container == 0) return batch;
+    std::shared_ptr<File> file = files_->open(object.container, number);  // first, and then it is looked at: see `put_piece`
+    const bool is_large = object.flags & Object::LARGE;
+    if (!file || object.size_bytes > index_->block_size_bytes()) return batch;
+    if (is_large ? !index_->covers(object, 0, object.size_bytes, now) : !(object.flags & Object::VERIFIED)) return batch;
+    const uint64_t offset = is_large ? 0 : object.offset;
+    batch.size_bytes += object.size_bytes;
+    if (object.size_bytes >= places_from) {
+      const std::string path = place_prefix + Files::name(object.container);
+      std::string frame;
+      append_frame(frame, PLACE, 12 + path.size());
+      append_number(frame, object.size_bytes, 4);
+      append_number(frame, offset, 8);
+      body.text(frame + path);
+      batch.places += 1;
+      if (is_large) batch.large.push_back(object.container);
+    } else if (!body.data(std::move(file), offset, object.size_bytes)) {
+      return batch;
+    }
+    if (body.text_size > TEXT_MAX) return batch;
+  }
+  Command command;
+  command.kind = Command::Kind::parts;
+  command.connection = connection;
+  body.parts.front().bytes.insert(0, "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " +
+                                         std::to_string(body.size) + "\r\n\r\n");
+  command.parts = std::move(body.parts);
+  order(std::move(command));
+  batch.is_answered = true;
+  return batch;
+}
+
+}  // namespace stoker

@@ -1,0 +1,128 @@
+"""The hard byte limit, and who has to give when it is reached. Pure.
+
+Room is taken before the first byte is written and given back when the bytes are gone, so that what is used never
+exceeds the limit, also while filling. It is shared by lots: a bucket, or what lies under a prefix of it with a quota of
+its own, or pinned. A lot of an `lru` bucket gives up what was used longest ago; one of a `uniform` bucket never
+gives, and what does not fit is not stored; a pinned one never gives either, and may take from those that do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stoker.cache.evict import UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """What is kept, counted and given up together. `quota_bytes` 0: no limit of its own."""
+
+    number: int
+    bucket: str
+    prefix: str = ""
+    policy: str = "lru"
+    quota_bytes: int = 0
+    is_pinned: bool = False
+
+    @property
+    def gives(self) -> bool:
+        """Whether what is in it may leave for something else."""
+        return self.policy != UNIFORM and not self.is_pinned
+
+
+class Need(NamedTuple):
+    """What must leave first: `missing_bytes` of any of these lots. Nothing may, where it is refused."""
+
+    missing_bytes: int
+    lots: frozenset[int]
+    is_refused: bool
+    why: str
+
+    @property
+    def fits(self) -> bool:
+        return self.missing_bytes <= 0 and not self.is_refused
+
+
+class Room:
+    """Bytes that are used of a limit, by lot. `spare_bytes` of it are only for moving what is there already."""
+
+    def __init__(self, limit_bytes: int, spare_bytes: int = 0) -> None:
+        if limit_bytes < 0 or not 0 <= spare_bytes <= limit_bytes:
+            raise ValueError(f"a limit of {limit_bytes} bytes with {spare_bytes} spare is none")
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._spare_bytes = spare_bytes
+        self._lots: dict[int, Lot] = {}
+        self._used: dict[int, int] = {}
+        self._quotas: dict[str, int] = {}
+
+    def set_lot(self, lot: Lot) -> None:
+        """Add a lot, or change what it may do."""
+        self._lots[lot.number] = lot
+        self._used.setdefault(lot.number, 0)
+
+    def set_quota(self, bucket: str, quota_bytes: int) -> None:
+        """What all lots of a bucket may use together; 0: no limit."""
+        self._quotas[bucket] = quota_bytes
+
+    def lot(self, number: int) -> Lot:
+        """Raises KeyError."""
+        return self._lots[number]
+
+    def used_by(self, number: int) -> int:
+        """Bytes that a lot uses."""
+        return self._used[number]
+
+    def used_by_bucket(self, bucket: str) -> int:
+        """Bytes that a bucket uses."""
+        return sum(self._used[lot.number] for lot in self._lots.values() if lot.bucket == bucket)
+
+    def ask(self, number: int, size_bytes: int, leaving_bytes: int = 0, *, is_moving: bool = False) -> Need:
+        """Whether `size_bytes` fit into a lot. `leaving_bytes`: of files that are unlinked and still sent from."""
+        lot = self._lots[number]
+        limit_bytes = self.limit_bytes - (0 if is_moving else self._spare_bytes)
+        if size_bytes > limit_bytes:
+            return _refused(f"it is larger than the limit of {limit_bytes} bytes")
+        if lot.quota_bytes and (over := self._used[number] + size_bytes - lot.quota_bytes) > 0:
+            return self._from(lot, over, [lot], f"the quota of {lot.bucket}/{lot.prefix}")
+        quota_bytes = self._quotas.get(lot.bucket, 0)
+        if quota_bytes and (over := self.used_by_bucket(lot.bucket) + size_bytes - quota_bytes) > 0:
+            own = [other for other in self._lots.values() if other.bucket == lot.bucket]
+            return self._from(lot, over, own, f"the quota of {lot.bucket}")
+        over = self.used_bytes + size_bytes - limit_bytes
+        if over > 0:
+            return self._from(lot, over, list(self._lots.values()), "the limit")
+        if over + leaving_bytes > 0:
+            return _refused("files that are given up, but still sent from, take the room")
+        return Need(0, frozenset(), False, "there is room")
+
+    def take(self, number: int, size_bytes: int) -> None:
+        """Count it as used. Who asked first stays below the limit."""
+        self._used[number] += size_bytes
+        self.used_bytes += size_bytes
+
+    def give(self, number: int, size_bytes: int) -> None:
+        """It is gone. Raises ValueError if the lot does not use so much: a defect."""
+        if size_bytes > self._used[number]:
+            raise ValueError(f"lot {number} uses {self._used[number]} bytes and gives {size_bytes}")
+        self._used[number] -= size_bytes
+        self.used_bytes -= size_bytes
+
+    def over(self) -> Need:
+        """What must leave because the limit is lower than it was; whatever the policies are."""
+        over = self.used_bytes - (self.limit_bytes - self._spare_bytes)
+        lots = frozenset(number for number, used in self._used.items() if used)
+        return Need(max(0, over), lots if over > 0 else frozenset(), False, "the limit is lower than it was")
+
+    def _from(self, lot: Lot, missing_bytes: int, among: list[Lot], what: str) -> Need:
+        if lot.policy == UNIFORM and not lot.is_pinned:
+            return _refused(f"{what} is reached, and uniform never replaces")
+        giving = frozenset(other.number for other in among if other.gives and self._used[other.number])
+        if not giving:
+            return _refused(f"{what} is reached, and nothing in it may leave")
+        return Need(missing_bytes, giving, False, f"{what} is reached")
+
+
+def _refused(why: str) -> Need:
+    return Need(0, frozenset(), True, why)

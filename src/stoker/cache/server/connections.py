@@ -1,0 +1,160 @@
+"""What the native front hands over: each request becomes a task of the back, which answers on the same connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from stoker._native import Front, Piece
+from stoker.cache.auth.tokens import TokenAuth
+from stoker.cache.server.port import Answer, BatchHit, Request
+from stoker.cache.store.containers import FILES_FOLDER, ContainerFiles
+from stoker.wire.http import response_head
+
+LOW_WATER_BYTES = 1024 * 1024
+_TAKEN_AT_ONCE = 256
+
+
+class FrontAnswer:
+    """Writes one response of the back to its connection. What is said to one that is gone is lost, and the task is
+    cancelled."""
+
+    def __init__(self, connections: Connections, connection: int, is_head: bool) -> None:
+        self._connections = connections
+        self._front = connections.front
+        self._connection = connection
+        self._is_head = is_head
+        self._is_chunked = False
+        self._unsent_bytes = 0
+        self.has_started = False
+        self.is_finished = False
+
+    def start(self, status: int, headers: Iterable[tuple[str, str]], length_bytes: int | None) -> None:
+        self.has_started = True
+        self._is_chunked = length_bytes is None
+        framing = (
+            ("Transfer-Encoding", "chunked")
+            if length_bytes is None
+            else ("Content-Length", str(length_bytes))
+        )
+        self._front.say(self._connection, response_head(status, (framing, *headers)))
+
+    def data(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_head or not data:
+            return
+        self._unsent_bytes += len(data)
+        said = b"%x\r\n%b\r\n" % (len(data), bytes(data)) if self._is_chunked else bytes(data)
+        self._front.say(self._connection, said, True)
+
+    def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
+        if self._is_head or start == stop:
+            return True
+        size_bytes = stop - start
+        if self._is_chunked:
+            before = b"%x\r\n%b" % (size_bytes + len(before), before)
+        files = self._connections.files.sending
+        offset = piece.offset + start
+        if not self._front.send_file(files, self._connection, piece.container, offset, size_bytes, before):
+            return False
+        if self._is_chunked:
+            self._front.say(self._connection, b"\r\n")
+        self._unsent_bytes += size_bytes
+        return True
+
+    def batch(
+        self, bucket: int, keys: Sequence[str], ttl_s: float, places_from: int | None, before: bytes
+    ) -> BatchHit | None:
+        said = self._front.answer_batch(
+            self._connection, bucket, keys, ttl_s, places_from, FILES_FOLDER, before
+        )
+        if said is None:
+            return None
+        self.has_started = self.is_finished = True
+        return BatchHit(*said)
+
+    async def drain(self) -> None:
+        if self._unsent_bytes > LOW_WATER_BYTES:
+            await self._connections.drained(self._connection, LOW_WATER_BYTES)
+            self._unsent_bytes = LOW_WATER_BYTES
+
+    def finish(self) -> None:
+        if self.is_finished:
+            return
+        self.is_finished = True
+        if self._is_chunked and not self._is_head:
+            self._front.say(self._connection, b"0\r\n\r\n")
+        self._front.finish(self._connection)
+
+
+class Connections:
+    """Lives on one event loop. `on_broken` is told of a container whose file cannot be read."""
+
+    def __init__(
+        self,
+        front: Front,
+        files: ContainerFiles,
+        auth: TokenAuth,
+        answer: Callable[[Request, Answer], Awaitable[None]],
+        on_broken: Callable[[int], None],
+    ) -> None:
+        self.front = front
+        self.files = files
+        self._auth = auth
+        self._answer = answer
+        self._on_broken = on_broken
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self) -> None:
+        """Listen to the front from now on."""
+        asyncio.get_running_loop().add_reader(self.front.fileno(), self._take)
+
+    async def stop(self) -> None:
+        """Cancel what is still being answered."""
+        asyncio.get_running_loop().remove_reader(self.front.fileno())
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drained(self, connection: int, unsent_bytes_max: int) -> None:
+        """Wait until at most so many bytes are unsent. Raises ConnectionError if the peer is gone."""
+        waiting = self._waiting[connection] = asyncio.get_running_loop().create_future()
+        self.front.notify(connection, unsent_bytes_max)
+        try:
+            await waiting
+        finally:
+            self._waiting.pop(connection, None)
+
+    def _take(self) -> None:
+        for kind, connection, asked in self.front.take(_TAKEN_AT_ONCE):
+            if asked is not None:
+                method, target, headers, body, token, is_own_user = asked
+                request = Request(method, target, headers, body, self._auth.principal(token), is_own_user)
+                task = asyncio.get_running_loop().create_task(self._run(connection, request))
+                self._tasks[connection] = task
+            elif kind == "broken":
+                self._on_broken(connection)
+            elif kind == "drained":
+                waiting = self._waiting.get(connection)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+            elif (task_or_none := self._tasks.get(connection)) is not None:
+                task_or_none.cancel()
+
+    async def _run(self, connection: int, request: Request) -> None:
+        answer = FrontAnswer(self, connection, request.method == "HEAD")
+        try:
+            await self._answer(request, answer)
+        except ConnectionError:
+            # Half an answer is out and the rest cannot be had: the reader must see a broken connection.
+            self.front.drop(connection)
+        except BaseException:
+            self.front.drop(connection)
+            raise
+        finally:
+            if self._tasks.get(connection) is asyncio.current_task():
+                del self._tasks[connection]

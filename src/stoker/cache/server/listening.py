@@ -1,0 +1,67 @@
+"""The sockets that a server listens on, and how many it may have open."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+
+from stoker.errors import ConfigError, EnvironmentProblem
+
+_BACKLOG = 4096
+_FILES_WANTED = 65536
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError, EnvironmentProblem."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host!r}: {error}") from error
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise EnvironmentProblem(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --listen"
+        ) from error
+    return sock
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A listening socket for this user only. Raises ConfigError, EnvironmentProblem."""
+    if len(os.fsencode(path)) > 100:
+        raise ConfigError(f"the path of a Unix socket has at most 100 bytes: {path}")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+        previous = os.umask(0o177)
+        try:
+            sock.bind(path)
+            sock.listen(_BACKLOG)
+        finally:
+            os.umask(previous)
+    except OSError as error:
+        sock.close()
+        raise EnvironmentProblem(f"cannot listen on {path}: {error.strerror}") from error
+    return sock
+
+
+def raise_file_limit() -> None:
+    """As many open files as this process may have, up to what a server needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connections_max() -> int:
+    """How many connections leave enough descriptors for files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(64, min(_FILES_WANTED, soft) // 2 - 64)

@@ -1,0 +1,221 @@
+"""Making room: what leaves when a newcomer does not fit, and what is written anew instead.
+
+A segment leaves as a whole; what of it was used since it was written is written anew first, as long as that takes no
+more than a share of the time. Of large objects single blocks leave. Which of the two it is says the recency of what was
+drawn from each by chance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+
+from stoker._native import FileProblem, Piece
+from stoker.base.rng import Rng
+from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, stalest
+from stoker.cache.room import Need
+from stoker.cache.segments import Piece as Sifted
+from stoker.cache.segments import Placement
+from stoker.cache.store.holdings import Holdings
+from stoker.cache.store.large_files import LargeFiles
+from stoker.errors import CorruptBlock, EnvironmentProblem
+
+REWRITE_SHARE = 0.25
+"""The part of the time that may go into writing segments anew."""
+
+
+class Clearing:
+    """Lives on the store's event loop. `copies_of` tells how many copies of a piece the fleet has."""
+
+    def __init__(self, held: Holdings, large: LargeFiles, rng: Rng) -> None:
+        self._held = held
+        self._large = large
+        self._rng = rng
+        self._lock = asyncio.Lock()
+        self._rewrite_from = 0.0
+        self.copies_of: Callable[[Piece], int] = lambda piece: 1
+        self.evicted_bytes = 0
+        self.rewritten_bytes = 0
+
+    async def make_room(self, lot: int, size_bytes: Callable[[], int]) -> bool:
+        """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
+        while True:
+            need = self._ask(lot, size_bytes())
+            if need.fits or need.is_refused:
+                return need.fits
+            async with self._lock:
+                need = self._ask(lot, size_bytes())
+                if not need.fits and not need.is_refused and not await self._give_up_one(need):
+                    return False
+
+    async def shrink(self) -> None:
+        """Keep to the limit where it is lower than what is here from before."""
+        async with self._lock:
+            while (need := self._held.room.over()).missing_bytes > 0:
+                if not await self._give_up_one(need):
+                    return
+
+    def lose(self, piece: Piece) -> None:
+        """Give up a piece that is not what it should be. Packed, its bytes stay until the segment is written anew."""
+        held = self._held
+        if not held.files.is_there(piece.container):
+            self._lose_all(piece)
+        elif piece.block is None:
+            held.index.lose(piece)
+        else:
+            self._large.lose(piece, held.lot_of_piece(piece))
+
+    def _lose_all(self, piece: Piece) -> None:
+        """The file is gone, by no doing of ours: with it all that was in it."""
+        held = self._held
+        if piece.block is not None:
+            self._large.lose_file(piece.container, held.lot_of_piece(piece))
+            return
+        held.index.lose_container(piece.container)
+        held.files.finish(piece.container)
+        if piece.container in held.segments and held.segments.is_open(piece.container):
+            held.segments.seal(held.segments.lot_of(piece.container))
+
+    async def rewrite_sparse(self) -> bool:
+        """Write the sparsest segment anew, if there is one and it is time to; whether it was."""
+        held = self._held
+        if held.now() < self._rewrite_from:
+            return False
+        async with self._lock:
+            live = await asyncio.to_thread(held.index.containers)
+            number = held.segments.sparsest(lambda n: live[n].size_bytes if n in live else 0)
+            if number is None:
+                return False
+            await self._leave(number, await self._pieces(number))
+            return True
+
+    async def give_up_old(self) -> None:
+        """What a bucket keeps for a time only leaves once that is over."""
+        held = self._held
+        for bucket in [bucket for bucket in held.lots.all() if bucket.evict_after_s > 0]:
+            before_s = int(held.now_s() - bucket.evict_after_s)
+            async with self._lock:
+                lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
+                for number in held.segments.written_before(lots, before_s):
+                    await self._leave(number, [])
+                for number, container in (await asyncio.to_thread(held.index.containers)).items():
+                    is_due = container.bucket == bucket.number and container.used_s < before_s
+                    if is_due and container.is_large and not self._large.is_busy(number):
+                        piece = held.index.pieces(number)[0][0]
+                        if (lot := held.lot_of_piece(piece)) in lots:
+                            self._large.lose_file(number, lot)
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def _ask(self, lot: int, size_bytes: int, *, is_moving: bool = False) -> Need:
+        leaving_bytes = self._held.files.sending.leaving_bytes()
+        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving)
+
+    async def _give_up_one(self, need: Need) -> bool:
+        """A segment, or a block. False if nothing of these lots can leave."""
+        held = self._held
+        self._large.mend()
+        block = self._stalest(need, is_large=True)
+        packed = self._stalest(need, is_large=False)
+        number = held.segments.oldest(need.lots)
+        if number is None and (lot := held.segments.largest_open(need.lots)) is not None:
+            number = held.segments.seal(lot)
+            if number is not None:
+                held.files.finish(number)
+        if block is not None and (number is None or packed is None or block[1] >= packed[1]):
+            self.evicted_bytes += block[0].size_bytes
+            self._large.lose(block[0], held.lot_of_piece(block[0]))
+            return True
+        if number is None:
+            return False
+        pieces = await self._pieces(number)
+        has_time = held.now() >= self._rewrite_from
+        sifted = [
+            Sifted(piece.size_bytes, piece.used_s if self._copies(piece) == 1 else 0) for piece in pieces
+        ]
+        kept = set(held.segments.sift(number, sifted, has_time=has_time).kept)
+        kept |= {i for i, piece in enumerate(pieces) if self._is_pinned(piece)}
+        self.evicted_bytes += sum(piece.size_bytes for i, piece in enumerate(pieces) if i not in kept)
+        await self._leave(number, [pieces[i] for i in sorted(kept)])
+        return True
+
+    def _stalest(self, need: Need, *, is_large: bool) -> tuple[Piece, float] | None:
+        """Of some that were drawn by chance, the piece that was used longest ago, and how long."""
+        held = self._held
+        buckets = held.lots.buckets_of(need.lots)
+        if not buckets:
+            return None
+        drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
+        free = [
+            piece
+            for piece in drawn
+            if held.lot_of_piece(piece) in need.lots
+            and not (is_large and self._large.is_busy(piece.container))
+        ]
+        choice = stalest([Candidate(piece.used_s, self._copies(piece)) for piece in free], held.now_s())
+        return None if choice is None else (free[choice.position], choice.staleness_s)
+
+    def _copies(self, piece: Piece) -> int:
+        policy = self._held.lots[piece.bucket].lots[0].policy
+        return self.copies_of(piece) if policy == REPLICA_AWARE else 1
+
+    def _is_pinned(self, piece: Piece) -> bool:
+        held = self._held
+        return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
+
+    async def _pieces(self, number: int) -> list[Piece]:
+        return [piece for piece, _ in await asyncio.to_thread(self._held.index.pieces, number)]
+
+    # -- a segment ----------------------------------------------------------------------------------------------
+
+    async def _leave(self, number: int, kept: Sequence[Piece]) -> None:
+        """Give up a segment after these pieces of it were written anew, as far as there is room for them."""
+        held = self._held
+        began = held.now()
+        moves: list[tuple[Piece, Placement]] = []
+        for piece in kept:
+            lot = held.lot_of_piece(piece)
+            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes)
+            if not self._ask(lot, growth_bytes, is_moving=True).fits:
+                continue
+            held.room.take(lot, growth_bytes)
+            placement = held.segments.place(lot, piece.size_bytes, held.now_s())
+            moves.append((piece, placement))
+            if placement.is_new and not self._create(lot, placement.segment):
+                break
+        if moves:
+            try:
+                self.rewritten_bytes += await asyncio.to_thread(self._copy, number, moves)
+            finally:
+                for _, placement in moves:
+                    held.segments.settle(placement.segment)
+                    if placement.sealed is not None:
+                        held.files.finish(placement.sealed)
+            now = held.now()
+            self._rewrite_from = now + (now - began) * (1 / REWRITE_SHARE - 1)
+        await asyncio.to_thread(held.index.lose_container, number)
+        held.drop_segment(number)
+
+    def _create(self, lot: int, number: int) -> bool:
+        try:
+            self._held.files.create(number)
+        except EnvironmentProblem:
+            self._held.segments.seal(lot)
+            return False
+        return True
+
+    def _copy(self, number: int, moves: Sequence[tuple[Piece, Placement]]) -> int:
+        """In a thread. What cannot be read or written is left out, and leaves with its segment."""
+        held, copied = self._held, 0
+        for piece, placement in moves:
+            try:
+                data = held.files.read(number, piece.offset, piece.size_bytes)
+                if zlib.crc32(data) != piece.crc:
+                    continue
+                held.files.write(placement.segment, placement.offset, data)
+                held.index.move(piece, placement.segment, placement.offset)
+            except (CorruptBlock, EnvironmentProblem, FileProblem):
+                continue
+            copied += len(data)
+        return copied

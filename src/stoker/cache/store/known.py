@@ -1,0 +1,18 @@
+"""What is known of an object."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Known(NamedTuple):
+    """A version of an object. `bucket` is its number in the index, and `tag` stands for the version there: 0, nothing
+    can be held of it. `checked_s` is when the origin last said so, seconds since 1970; 0: it must be asked."""
+
+    bucket: int
+    key: str
+    version: str
+    size_bytes: int
+    tag: int
+    checked_s: int
+    is_absent: bool = False

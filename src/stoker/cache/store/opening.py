@@ -1,0 +1,81 @@
+"""What a server finds when it opens its folder: the index, the files, and where they disagree.
+
+Bytes are written before the index says so, and are removed after it does: so a file that the index does not know, and
+blocks of a file that it does not know, are left over from a server that was killed. They are never served; here they
+are given back to the disk, so that what is counted is what is used.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from stoker._native import Container, FileProblem, Index
+from stoker.cache.segments import pages_bytes
+from stoker.cache.store.containers import ContainerFiles
+from stoker.errors import EnvironmentProblem
+
+INDEX_FILE = "index"
+
+
+def open_index(folder: Path, block_size_bytes: int, notes: list[str]) -> Index:
+    """The index of a folder that is locked; begun anew where the file is none. Raises EnvironmentProblem."""
+    path = folder / INDEX_FILE
+    try:
+        index = Index(str(path), block_size_bytes)
+    except FileProblem as problem:
+        if problem.errno:
+            raise EnvironmentProblem(f"cannot open the cache index {path}: {problem.strerror}") from problem
+        kept = path.with_name("index.damaged")
+        notes.append(f"{problem.strerror}; the cache starts empty, and the file is kept as {kept.name}")
+        with suppress(OSError):
+            os.replace(path, kept)
+        return open_index(folder, block_size_bytes, notes)
+    if index.replay.damaged_bytes:
+        notes.append(
+            f"{index.replay.damaged_bytes} bytes of the cache index were damaged and are left out; "
+            "what they told is read from the origin again"
+        )
+    return index
+
+
+def reconcile(index: Index, files: ContainerFiles, block_size_bytes: int) -> dict[int, tuple[Container, int]]:
+    """The containers that are held, each with what its file takes of the disk, after all else is removed."""
+    named = {number for number, _ in index.buckets().values()}
+    for bucket in index.figures():
+        if bucket not in named:
+            index.clear(bucket)  # its name was in a damaged part of the index
+    on_disk = files.sizes_bytes()
+    known = index.containers()
+    for number in on_disk.keys() - known.keys():
+        files.unlink(number, 0)
+    for number in known.keys() - on_disk.keys():
+        index.lose_container(number)
+        del known[number]
+    for number, container in known.items():
+        if not container.is_large:
+            continue
+        counted_bytes = blocks_bytes(container, block_size_bytes)
+        if on_disk[number] > counted_bytes:
+            _punch_unknown(index, files, number, block_size_bytes)
+        on_disk[number] = counted_bytes
+    return {number: (container, on_disk[number]) for number, container in known.items()}
+
+
+def blocks_bytes(container: Container, block_size_bytes: int) -> int:
+    """What the blocks of a large object are counted as: whole pages. All but its last are of full size."""
+    full, rest = divmod(container.size_bytes, block_size_bytes)
+    return full * pages_bytes(block_size_bytes) + pages_bytes(rest)
+
+
+def _punch_unknown(index: Index, files: ContainerFiles, number: int, block_size_bytes: int) -> None:
+    """No descriptor of it was handed out by this server, and none of the one before is open."""
+    held = sorted(piece.offset for piece, _ in index.pieces(number))
+    at = 0
+    for offset in held:
+        files.punch(number, at, offset - at)
+        at = offset + block_size_bytes
+    with suppress(OSError):
+        size_bytes = os.stat(files.sending.path(number)).st_size
+        files.punch(number, at, pages_bytes(size_bytes) - at)

@@ -1,0 +1,207 @@
+"""What one server knows and holds: small objects packed into segments, a sparse file for each version of a large one.
+
+Lives on one event loop; files are written and read in threads. The native index is the only truth about what is held. A
+write takes its room first, then writes, then says so in the index: who is killed in between leaves bytes that nobody
+knows, which the next start removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from stoker._native import FileProblem, Found, Piece
+from stoker.base.clock import Clock
+from stoker.base.rng import Rng
+from stoker.cache.evict import LRU
+from stoker.cache.store.clearing import Clearing
+from stoker.cache.store.containers import ContainerFiles
+from stoker.cache.store.holdings import Holdings
+from stoker.cache.store.known import Known
+from stoker.cache.store.large_files import LargeFiles
+from stoker.cache.store.lots import KeptBucket, PrefixRule
+from stoker.cache.store.writing import AT_ONCE_BYTES, Data, Writing
+from stoker.errors import CorruptBlock
+
+UPKEEP_EVERY_S = 1.0
+
+
+class Store:
+    """Raises EnvironmentProblem if the folder cannot be used or another server uses it. `notes` are for operators."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        block_size_bytes: int,
+        clock: Clock,
+        rng: Rng,
+        open_files: Callable[[Path], ContainerFiles] = ContainerFiles,
+    ) -> None:
+        self.holdings = held = Holdings(folder, limit_bytes, block_size_bytes, clock, open_files)
+        self.notes = held.notes
+        self.index = held.index
+        self.files = held.files
+        self.room = held.room
+        self.large_files = LargeFiles(held)
+        self.clearing = Clearing(held, self.large_files, rng)
+        self._writing = Writing(held, self.large_files, self.clearing)
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Keep to the limit, which may be lower than it was, and keep order from now on."""
+        await self.clearing.shrink()
+        self._upkeep = asyncio.get_running_loop().create_task(self._keep_order())
+
+    async def close(self) -> None:
+        """Make all durable and let go."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._upkeep
+        await self._writing.close()
+        with suppress(FileProblem):
+            await asyncio.to_thread(self.index.sync)
+        self.files.close()
+
+    def now_s(self) -> int:
+        """Seconds since 1970, as the index counts them."""
+        return self.holdings.now_s()
+
+    @property
+    def problem(self) -> str | None:
+        """Why new blocks are not stored at the moment; None while they are."""
+        return self._writing.problem
+
+    def open_bucket(
+        self,
+        name: str,
+        origin: str,
+        *,
+        policy: str = LRU,
+        quota_bytes: int = 0,
+        evict_after_s: float = 0.0,
+        rules: Sequence[PrefixRule] = (),
+    ) -> KeptBucket:
+        """Open a bucket, or change what it may keep. What is held of another origin under its name is given up.
+
+        Raises EnvironmentProblem, and ValueError for too many rules.
+        """
+        number = self.holdings.open_bucket(name, origin)
+        lots = self.holdings.lots
+        before = lots[number].lots if number in lots else []
+        bucket = lots.set_bucket(
+            name, number, policy=policy, quota_bytes=quota_bytes, evict_after_s=evict_after_s, rules=rules
+        )
+        self.holdings.divide(bucket, before)
+        return bucket
+
+    def find(self, bucket: int, key: str) -> Known | None:
+        """What is known about an object, however old."""
+        try:
+            found = self.index.find(bucket, key)
+        except FileProblem:
+            return None  # its name cannot be read: the origin is asked
+        return None if found is None else _known(bucket, key, found)
+
+    def learn(
+        self,
+        bucket: int,
+        key: str,
+        version: str,
+        size_bytes: int,
+        *,
+        is_absent: bool = False,
+        checked_s: int | None = None,
+    ) -> Known:
+        """Take in what the origin says. What is held of another version is given up.
+
+        What the index cannot write down is served, and asked for again next time.
+        """
+        checked_s = self.now_s() if checked_s is None else checked_s
+        try:
+            before = self.index.find(bucket, key, True)
+            is_new = self.index.learn(bucket, key, version, size_bytes, is_absent, checked_s)
+            if is_new and before is not None:
+                self._release(bucket, key, before)
+            found = self.index.find(bucket, key)
+        except FileProblem as problem:
+            self._writing.failed(problem)
+            found = None
+        if found is None or found.version != version:
+            return Known(bucket, key, version, size_bytes, 0, checked_s, is_absent)
+        return _known(bucket, key, found)
+
+    def forget(self, bucket: int, key: str) -> None:
+        """Know nothing of an object any more."""
+        before = None
+        with suppress(FileProblem):
+            before = self.index.find(bucket, key, True)
+        if self.index.forget(bucket, key) and before is not None:
+            self._release(bucket, key, before)
+
+    def refresh(self, bucket: int, prefix: str) -> int:
+        """Have the origin asked before anything under the prefix is served again; how many keys that are."""
+        return self.index.refresh(bucket, prefix)
+
+    def held(self, known: Known, block: int) -> Piece | None:
+        """Where a block is, if it is here; counts as a use. It may have to be verified."""
+        return self.index.held(known.bucket, known.key, known.tag, block, self.now_s())
+
+    async def verified(self, known: Known, block: int) -> Piece | None:
+        """A block that is here and right. One that was not looked at since the start is read first, and is given up
+        where it does not match its checksum."""
+        piece = self.held(known, block)
+        if piece is None or piece.is_verified:
+            return piece
+        try:
+            await self.read(piece)
+        except CorruptBlock:
+            return None
+        self.index.verified(known.bucket, known.key, piece.block, piece.container)
+        return self.held(known, block)
+
+    async def read(self, piece: Piece) -> bytes:
+        """All bytes of a piece. Raises CorruptBlock, after it was given up, if they are not what was written."""
+        if piece.size_bytes <= AT_ONCE_BYTES:
+            data = self._read(piece)
+        else:
+            data = await asyncio.to_thread(self._read, piece)
+        if data is None:
+            self.clearing.lose(piece)
+            raise CorruptBlock(f"a block in container {piece.container} does not match its checksum")
+        return data
+
+    async def put(self, known: Known, block: int, data: Data) -> bool:
+        """Store a block that was fetched; False if it is not stored, for whatever reason."""
+        return self.held(known, block) is not None or await self._writing.put(known, block, data)
+
+    def _read(self, piece: Piece) -> bytes | None:
+        try:
+            data = self.files.read(piece.container, piece.offset, piece.size_bytes)
+        except CorruptBlock:
+            return None
+        return data if zlib.crc32(data) == piece.crc else None
+
+    def _release(self, bucket: int, key: str, before: Found) -> None:
+        """What was held of a version that is no more. Packed, its bytes stay until the segment is written anew."""
+        if before.container and before.is_large:
+            lot = self.holdings.lot_of(bucket, key)
+            self.large_files.release(lot, before.container, self.holdings.charge_bytes(before))
+
+    async def _keep_order(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_EVERY_S)
+            self.large_files.mend()
+            await self.clearing.give_up_old()
+            while await self.clearing.rewrite_sparse():
+                pass
+            with suppress(FileProblem):
+                await asyncio.to_thread(self.index.compact)
+
+
+def _known(bucket: int, key: str, found: Found) -> Known:
+    return Known(bucket, key, found.version, found.size_bytes, found.tag, found.checked_s, found.is_absent)

@@ -1,0 +1,136 @@
+"""Writing what was fetched: room first, then the bytes, then the index."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+from stoker._native import FileProblem
+from stoker.cache.segments import pages_bytes
+from stoker.cache.store.clearing import Clearing
+from stoker.cache.store.holdings import Holdings
+from stoker.cache.store.known import Known
+from stoker.cache.store.large_files import LargeFiles
+from stoker.errors import EnvironmentProblem
+
+AT_ONCE_BYTES = 64 * 1024
+"""Up to this size the disk is used without a hop to a thread."""
+RETRY_S = 5.0
+
+Data = bytes | bytearray | memoryview
+
+
+class Writing:
+    """Lives on the store's event loop. `problem`: why nothing is stored at the moment; None while it is."""
+
+    def __init__(self, held: Holdings, large: LargeFiles, clearing: Clearing) -> None:
+        self._held = held
+        self._large = large
+        self._clearing = clearing
+        self._filling: dict[tuple[int, str, int], int] = {}
+        self._running: dict[tuple[int, str, int, int], asyncio.Task[bool]] = {}
+        self._retry_at = 0.0
+        self.problem: str | None = None
+
+    async def put(self, known: Known, block: int, data: Data) -> bool:
+        """Store a block. False if it is not stored, for whatever reason. Whoever is cancelled leaves the writing to
+        end by itself."""
+        if known.tag == 0 or (self.problem is not None and self._held.now() < self._retry_at):
+            return False
+        identity = known.bucket, known.key, known.tag, block
+        task = self._running.get(identity)
+        if task is None:
+            is_packed = known.size_bytes <= self._held.packed_bytes_max
+            task = asyncio.ensure_future(
+                self._put_packed(known, data) if is_packed else self._put_block(known, block, data)
+            )
+            self._running[identity] = task
+            task.add_done_callback(lambda _: self._running.pop(identity, None))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait until all is written."""
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def failed(self, problem: Exception) -> None:
+        """The disk refused something: nothing is stored for a while."""
+        self.problem = str(problem)
+        self._retry_at = self._held.now() + RETRY_S
+
+    async def _put_packed(self, known: Known, data: Data) -> bool:
+        held, size_bytes = self._held, len(data)
+        lot = held.lot_of(known.bucket, known.key)
+        if not await self._clearing.make_room(lot, lambda: held.segments.growth_bytes(lot, size_bytes)):
+            return False
+        held.room.take(lot, held.segments.growth_bytes(lot, size_bytes))
+        placement = held.segments.place(lot, size_bytes, held.now_s())
+        if placement.sealed is not None:
+            held.files.finish(placement.sealed)
+        try:
+            # What does not become held stays charged, as a part of the segment that nobody knows.
+            return await self._write(
+                known, None, placement.segment, placement.offset, data, is_new=placement.is_new
+            )
+        finally:
+            held.segments.settle(placement.segment)
+            if self.problem is not None and held.segments.is_open(placement.segment):
+                held.segments.seal(lot)  # its file may be gone, or was never made
+                held.files.finish(placement.segment)
+
+    async def _put_block(self, known: Known, block: int, data: Data) -> bool:
+        held, size_bytes = self._held, len(data)
+        lot = held.lot_of(known.bucket, known.key)
+        if not await self._clearing.make_room(lot, lambda: pages_bytes(size_bytes)):
+            return False
+        held.room.take(lot, pages_bytes(size_bytes))
+        container, is_new = self._file_of(known)
+        offset = block * held.block_size_bytes
+        self._large.begin_write(container, offset)
+        is_held = False
+        try:
+            is_held = await self._write(known, block, container, offset, data, is_new=is_new)
+        finally:
+            self._large.end_write(lot, container, offset, size_bytes, is_held=is_held)
+            if not self._large.is_written(container):
+                self._filling.pop((known.bucket, known.key, known.tag), None)
+        return is_held
+
+    async def _write(
+        self, known: Known, block: int | None, container: int, offset: int, data: Data, *, is_new: bool
+    ) -> bool:
+        held = self._held
+
+        def work() -> int:
+            held.files.write(container, offset, data)
+            return zlib.crc32(data)
+
+        try:
+            if is_new:  # at once: others may write to it as soon as this one waits
+                held.files.create(container)
+            crc = work() if len(data) <= AT_ONCE_BYTES else await asyncio.to_thread(work)
+            if block is not None and self._large.is_doomed(container):
+                return False  # what was held of its file has left meanwhile, and the file leaves
+            is_held = held.index.hold(
+                known.bucket, known.key, known.version, block, container,
+                0 if block is not None else offset, crc, held.now_s(),
+            )  # fmt: skip
+        except (EnvironmentProblem, FileProblem) as problem:
+            self.failed(problem)
+            return False
+        self.problem = None
+        return is_held
+
+    def _file_of(self, known: Known) -> tuple[int, bool]:
+        """The file of a large object's version, and whether it is to be made first."""
+        identity = known.bucket, known.key, known.tag
+        container = self._filling.get(identity)
+        if container is None:
+            found = self._held.index.find(known.bucket, known.key)
+            if found is not None and found.tag == known.tag and found.container and found.is_large:
+                container = found.container
+        is_new = container is None or self._large.is_doomed(container)
+        if container is None or is_new:
+            container = self._held.new_container()
+        # Kept while anything is written to it: the index may lose all that it knows of it meanwhile.
+        self._filling[identity] = container
+        return container, is_new

@@ -1,0 +1,411 @@
+"""The store against a naive twin, on a real disk: what it serves, what it takes, and what it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.base.rng import Rng
+from stoker.cache.store.known import Known
+from stoker.cache.store.lots import PrefixRule
+from stoker.cache.store.store import Store
+from stoker.errors import CorruptBlock, EnvironmentProblem
+from stoker.testing.cache_fakes import FullFiles
+
+BLOCK = 64 * 1024
+PAGE = 4096
+SIZES = [10, 3000, 5000, 70_000, 300_000]
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time_s = 1000.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall(self) -> float:
+        return self.time_s + 1e9
+
+
+def content(bucket: str, key: str, version: int) -> bytes:
+    """Objects of the same key differ from version to version, also in size now and then."""
+    size = SIZES[(zlib.crc32(key.encode()) + version // 3) % len(SIZES)]
+    return (f"{bucket}/{key}@{version};".encode() * (size // 8 + 1))[:size]
+
+
+class Twin:
+    """A store, what its objects should be, and the disk that it uses."""
+
+    def __init__(self, folder: Path, limit_bytes: int, *policies: str) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.policies = policies or ("lru", "lru")
+        self.clock = FakeClock()
+        self.versions: dict[tuple[str, str], int] = {}
+        self.rules: dict[str, list[PrefixRule]] = {}
+        self.quotas: dict[str, int] = {}
+        self.open()
+
+    def open(self) -> None:
+        self.store = Store(self.folder, self.limit_bytes, BLOCK, self.clock, Rng(1))
+        self.numbers = {}
+        for name, policy in zip("ab", self.policies, strict=False):
+            bucket = self.store.open_bucket(
+                name,
+                f"memory://{name}",
+                policy=policy,
+                rules=self.rules.get(name, []),
+                quota_bytes=self.quotas.get(name, 0),
+            )
+            self.numbers[name] = bucket.number
+
+    def known(self, bucket: str, key: str) -> Known:
+        data = content(bucket, key, version := self.versions.get((bucket, key), 0))
+        return self.store.learn(self.numbers[bucket], key, f"v{version}", len(data))
+
+    async def put(self, bucket: str, key: str) -> bool:
+        known = self.known(bucket, key)
+        data = content(bucket, key, self.versions.get((bucket, key), 0))
+        stored = [
+            await self.store.put(known, n, memoryview(data)[n * BLOCK : (n + 1) * BLOCK])
+            for n in range(-(-len(data) // BLOCK))
+        ]
+        return all(stored)
+
+    async def check(self, bucket: str, key: str) -> int:
+        """How many blocks are held; each is what it should be."""
+        known = self.store.find(self.numbers[bucket], key)
+        if known is None:
+            return 0
+        data = content(bucket, key, int(known.version[1:]))
+        count = 0
+        for n in range(-(-len(data) // BLOCK)):
+            piece = await self.store.verified(known, n)
+            if piece is not None:
+                assert await self.store.read(piece) == data[n * BLOCK : (n + 1) * BLOCK]
+                count += 1
+        return count
+
+    def disk_bytes(self) -> int:
+        return sum(p.stat().st_blocks * 512 for p in (self.folder / "files").rglob("*") if p.is_file())
+
+    def check_room(self) -> None:
+        used_bytes = self.store.room.used_bytes
+        assert used_bytes <= self.limit_bytes
+        assert self.disk_bytes() <= used_bytes
+
+
+keys = st.tuples(st.sampled_from("ab"), st.sampled_from([f"k{n}" for n in range(12)]))
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["put", "put", "put", "get", "change", "forget", "lose"]), keys),
+        st.tuples(st.sampled_from(["rewrite", "restart", "kill", "refresh", "wait"]), keys),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(moves, st.integers(0, 1_500_000), st.sampled_from([("lru", "lru"), ("lru", "uniform")]))
+def test_a_store_serves_only_what_was_put_and_keeps_its_limit(
+    todo: list[tuple[str, tuple[str, str]]], limit_bytes: int, policies: tuple[str, str]
+) -> None:
+    async def whole(folder: Path) -> None:
+        twin = Twin(folder, limit_bytes, *policies)
+        for move, (bucket, key) in todo:
+            twin.clock.time_s += 1
+            await step(twin, move, bucket, key)
+            twin.check_room()
+        for bucket in "ab":
+            for n in range(12):
+                await twin.check(bucket, f"k{n}")
+        await twin.store.close()
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        asyncio.run(whole(Path(folder)))
+
+
+async def step(twin: Twin, move: str, bucket: str, key: str) -> None:
+    if move == "put":
+        if await twin.put(bucket, key):
+            assert await twin.check(bucket, key) > 0
+    elif move == "get":
+        await twin.check(bucket, key)
+    elif move == "change":
+        twin.versions[bucket, key] = twin.versions.get((bucket, key), 0) + 1
+        twin.known(bucket, key)
+        assert await twin.check(bucket, key) == 0
+    elif move == "forget":
+        twin.store.forget(twin.numbers[bucket], key)
+        assert await twin.check(bucket, key) == 0
+    elif move == "lose":
+        known = twin.store.find(twin.numbers[bucket], key)
+        piece = None if known is None else twin.store.held(known, 0)
+        if piece is not None:
+            twin.store.clearing.lose(piece)
+            assert known is not None
+            assert twin.store.held(known, 0) is None
+    elif move == "rewrite":
+        twin.clock.time_s += 100
+        while await twin.store.clearing.rewrite_sparse():
+            twin.check_room()
+    elif move == "refresh":
+        twin.store.refresh(twin.numbers[bucket], key)
+    elif move == "wait":
+        twin.clock.time_s += 1000
+    else:
+        if move == "restart":
+            await twin.store.close()
+        else:
+            twin.store.files.close()
+        twin.open()
+        await twin.store.clearing.shrink()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await test()
+
+    asyncio.run(whole())
+
+
+def test_what_nobody_used_leaves_and_what_was_used_stays(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 4_000_000)
+        names = [f"k{n}" for n in range(400)]
+        for name in names:
+            twin.clock.time_s += 1
+            assert await twin.put("a", name)
+            assert await twin.check("a", "k0") >= 1, "it is used again and again"
+            twin.check_room()
+        held = [name for name in names if await twin.check("a", name)]
+        assert 10 < len(held) < 400
+        newest = [name for name in names[-20:] if name in held]
+        assert len(newest) >= 15
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_uniform_bucket_is_filled_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 2_000_000, "uniform")
+        stored = [await twin.put("a", f"k{n}") for n in range(100)]
+        first = [f"k{n}" for n, was_stored in enumerate(stored) if was_stored]
+        assert stored[0]
+        assert not all(stored)
+        assert all([await twin.check("a", name) for name in first])
+        await twin.store.close()
+
+    run(test)
+
+
+def test_quotas_and_pins_hold_against_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 6_000_000)
+        twin.rules["a"] = [PrefixRule("pinned/", 0, True), PrefixRule("little/", 500_000)]
+        twin.quotas["b"] = 1_000_000
+        await twin.store.close()
+        twin.open()
+        lots = twin.store.holdings.lots
+        pinned = [f"pinned/{n}" for n in range(10)]
+        for name in pinned:
+            assert await twin.put("a", name)
+        for n in range(200):
+            twin.clock.time_s += 1
+            for bucket, key in (("a", f"little/{n}"), ("b", f"x{n}"), ("a", f"y{n}")):
+                await twin.put(bucket, key)
+            twin.check_room()
+            assert twin.store.room.used_by_bucket("b") <= 1_000_000
+            little = lots[twin.numbers["a"]].lot_of("little/x").number
+            assert twin.store.room.used_by(little) <= 500_000
+        assert all([await twin.check("a", name) for name in pinned])
+        assert twin.store.room.used_by(little) > 300_000
+        used = {lot.prefix: twin.store.room.used_by(lot.number) for lot in lots[twin.numbers["a"]].lots}
+        twin.rules["a"] = []
+        await twin.store.close()
+        twin.open()
+        assert twin.store.room.used_by_bucket("a") <= sum(used.values())
+        for n in range(200):
+            twin.clock.time_s += 1
+            await twin.put("a", f"z{n}")
+        held = [await twin.check("a", name) for name in pinned]
+        assert not all(held), "they are pinned no more"
+        await twin.store.close()
+
+    run(test)
+
+
+def test_rules_that_come_later_count_what_is_there(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        for n in range(30):
+            await twin.put("a", f"pinned/{n}")
+        before = twin.store.room.used_bytes
+        bucket = twin.store.open_bucket("a", "memory://a", rules=[PrefixRule("pinned/", 0, True)])
+        assert twin.store.room.used_bytes == before
+        assert twin.store.room.used_by(bucket.lot_of("pinned/x").number) == before
+        assert twin.store.room.used_by(bucket.lots[0].number) == 0
+        for n in range(30):
+            assert await twin.check("a", f"pinned/{n}")
+        await twin.store.close()
+
+    run(test)
+
+
+def test_what_is_kept_for_a_time_leaves_when_it_is_over(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        bucket = twin.store.open_bucket("a", "memory://a", evict_after_s=100)
+        for n in range(5):
+            await twin.put("a", f"old{n}")
+            await twin.put("b", f"old{n}")
+        twin.clock.time_s += 150
+        await twin.store.clearing.give_up_old()
+        assert not any([await twin.check("a", f"old{n}") for n in range(5)])
+        assert all([await twin.check("b", f"old{n}") for n in range(5)])
+        assert twin.store.room.used_by(bucket.lots[0].number) == 0
+        await twin.store.close()
+
+    run(test)
+
+
+def test_another_origin_under_the_same_name_begins_with_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        for n in range(5):
+            await twin.put("a", f"k{n}")
+            await twin.put("b", f"k{n}")
+        twin.store.open_bucket("a", "memory://other")
+        assert not any([await twin.check("a", f"k{n}") for n in range(5)])
+        assert all([await twin.check("b", f"k{n}") for n in range(5)])
+        assert twin.store.room.used_by_bucket("a") == 0
+        twin.check_room()
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_file_that_somebody_removes_is_lost_and_never_made_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        names = [f"k{n}" for n in range(20)]
+        for name in names:
+            await twin.put("a", name)
+        for path in (tmp_path / "files").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        for name in names:
+            known = twin.store.find(twin.numbers["a"], name)
+            assert known is not None
+            piece = twin.store.held(known, 0)
+            if piece is not None:
+                with pytest.raises(CorruptBlock):
+                    await twin.store.read(piece)
+            assert twin.store.held(known, 0) is None
+        for name in names:
+            assert await twin.put("a", name)
+            assert await twin.check("a", name)
+        await twin.store.close()
+        twin.open()
+        for name in names:
+            assert await twin.check("a", name)
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_full_disk_takes_nothing_until_it_does(tmp_path: Path) -> None:
+    async def test() -> None:
+        clock = FakeClock()
+        store = Store(tmp_path, 50_000_000, BLOCK, clock, Rng(1), FullFiles)
+        number = store.open_bucket("a", "memory://a").number
+        assert isinstance(store.files, FullFiles)
+        for size, key in ((100, "small"), (300_000, "large")):
+            assert not await store.put(store.learn(number, key, "v", size), 0, bytes(min(size, BLOCK)))
+            assert "No space left" in str(store.problem)
+            clock.time_s += 10
+        store.files.is_full = False
+        for size, key in ((100, "small"), (300_000, "large")):
+            assert await store.put(store.learn(number, key, "v", size), 0, bytes(min(size, BLOCK)))
+        assert store.problem is None
+        await store.close()
+
+    run(test)
+
+
+def test_the_same_block_is_written_once_however_often_it_is_put(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        assert all(await asyncio.gather(*(twin.put("a", f"k{n % 4}") for n in range(40))))
+        for n in range(4):
+            assert await twin.check("a", f"k{n}")
+        sizes = [len(content("a", f"k{n}", 0)) for n in range(4)]
+        assert twin.store.room.used_bytes <= sum(sizes) + 8 * PAGE
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_version_that_comes_while_a_block_is_written_wins(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        large = next(f"k{n}" for n in range(99) if len(content("a", f"k{n}", 0)) == 300_000)
+        known = twin.known("a", large)
+        writing = asyncio.ensure_future(twin.store.put(known, 1, bytes(BLOCK)))
+        await asyncio.sleep(0)
+        twin.versions["a", large] = 1
+        twin.known("a", large)
+        assert not await writing
+        assert await twin.check("a", large) == 0
+        assert twin.store.room.used_bytes == 0
+        assert twin.disk_bytes() == 0
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_folder_is_one_stores(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        with pytest.raises(EnvironmentProblem, match="in use by another cache server"):
+            Store(tmp_path, 1, BLOCK, FakeClock(), Rng(1))
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_file_loses_its_last_held_block_while_another_is_written(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        large = next(f"k{n}" for n in range(99) if len(content("a", f"k{n}", 0)) == 300_000)
+        assert await twin.put("a", large)
+        known = twin.known("a", large)
+        for block in range(1, 5):
+            piece = twin.store.held(known, block)
+            assert piece is not None
+            twin.store.clearing.lose(piece)
+        data = memoryview(content("a", large, 0))
+        first = asyncio.ensure_future(twin.store.put(known, 1, data[BLOCK : 2 * BLOCK]))
+        await asyncio.sleep(0)
+        last = twin.store.held(known, 0)
+        assert last is not None
+        twin.store.clearing.lose(last)
+        second = asyncio.ensure_future(twin.store.put(known, 2, data[2 * BLOCK : 3 * BLOCK]))
+        assert await first
+        assert await second
+        assert await twin.check("a", large) == 2
+        twin.store.large_files.mend()
+        assert twin.store.room.used_bytes == 2 * BLOCK
+        twin.check_room()
+        await twin.store.close()
+
+    run(test)
