@@ -105,10 +105,19 @@ void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t s
     for (Event& event : front.take(16)) {
       if (event.kind != Event::Kind::asked) continue;
       const Asked& asked = event.asked;
-      CHECK(asked.principal == 0);
+      CHECK(asked.principal == 3);
       if (chance() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 2000));
       if (asked.target == "/data/drop") {
         front.drop(event.connection);
+      } else if (asked.target == "/-/batch") {
+        const Batch none = front.answer_batch(event.connection, store.bucket, {"one", "part"}, 100, UINT64_MAX, "", "");
+        CHECK(!none.is_answered);
+        CHECK(!front.answer_batch(event.connection, store.bucket, {"large"}, 100, UINT64_MAX, "", "").is_answered);
+        CHECK(!front.answer_batch(event.connection, store.bucket, {"one"}, 0, UINT64_MAX, "", "").is_answered);
+        const uint64_t places_from = asked.body.empty() ? UINT64_MAX : 1000;
+        const Batch batch = front.answer_batch(event.connection, store.bucket, {"small", "empty", "packed", "one", "2k"},
+                                               100, places_from, "files", "first");
+        CHECK(batch.is_answered && batch.size_bytes == 52949 && batch.places == (asked.body.empty() ? 0 : 2));
       } else if (asked.target == "/data/from-file") {
         int number = 0;
         front.say(event.connection, "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", false);
@@ -137,11 +146,41 @@ std::string etag_headers(const std::string& key) {
   return "ETag: \"v-" + key + "\"\r\nAccept-Ranges: bytes\r\nContent-Type: application/octet-stream\r\n";
 }
 
+std::string number_of(uint64_t number, int bytes) {
+  std::string text;
+  for (int shift = (bytes - 1) * 8; shift >= 0; shift -= 8) text.push_back(static_cast<char>(number >> shift));
+  return text;
+}
+
+// A frame of a batch: the object, or its place.
+std::string framed(const std::string& key, bool by_place) {
+  uint64_t offset = 18;  // in the segment, behind what is of another
+  for (const Stored& object : OBJECTS) {
+    if (key == object.key) {
+      if (!by_place) return "\x01" + number_of(object.size, 4) + content(key, object.size);
+      const std::string path = "files/000/00000001";
+      return "\x04" + number_of(12 + path.size(), 4) + number_of(object.size, 4) + number_of(offset, 8) + path;
+    }
+    if (!object.is_large) offset += object.size;
+  }
+  return "";
+}
+
+Request batch_request(bool by_place) {
+  const std::string body = "first" + framed("small", false) + framed("empty", false) + framed("packed", by_place) +
+                           framed("one", false) + framed("2k", by_place);
+  return {"POST /-/batch HTTP/1.1\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
+              std::string(by_place ? "1\r\n\r\nx" : "0\r\n\r\n"),
+          "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " + std::to_string(body.size()) +
+              "\r\n\r\n" + body};
+}
+
 Request any_request(std::mt19937_64& chance) {
   const std::string token = "Authorization: Bearer secret-token\r\n";
   const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
   const std::string key = object.key, bytes = content(key, object.size);
-  switch (chance() % 8) {
+  switch (chance() % 10) {
+    case 8: case 9: return batch_request(chance() % 2 != 0);
     case 0: {
       const std::string body(chance() % 3 ? chance() % 100 : chance() % 100000, 'b');
       if (chance() % 2)
@@ -257,7 +296,7 @@ int main(int, char** argv) {
   uint16_t port = 0;
   front.listen(listening(port));
   auto rules = std::make_shared<Rules>();
-  rules->tokens.push_back({"secret-token", true, {}});
+  rules->tokens.push_back({3, "secret-token", true, {}});
   rules->buckets["data"] = {store.bucket, 100.0};
   front.set_rules(rules);
   front.set_now(NOW);

@@ -40,6 +40,7 @@ void compare(const Index& index, const Twins& twins) {
   CHECK(index.objects() == twins.size());
   std::map<uint32_t, Container> containers;
   std::map<uint16_t, BucketFigures> figures;
+  std::map<uint32_t, std::set<std::string>> keys;
   for (const auto& [name, twin] : twins) {
     const auto found = index.find(name.first, name.second, true);
     CHECK(found);
@@ -53,6 +54,12 @@ void compare(const Index& index, const Twins& twins) {
     figures[name.first].objects += 1;
     for (const auto& [block, piece] : twin.pieces) {
       CHECK(object.container == piece.container);
+      const auto held = index.held(name.first, name.second, object.tag, block == WHOLE ? 0 : block, object.used_s);
+      CHECK(held && held->container == piece.container && held->crc == piece.crc && held->block == block);
+      CHECK(held->offset == (block == WHOLE ? piece.offset : uint64_t{block} * BLOCK));
+      CHECK(!index.held(name.first, name.second, object.tag + 1, block, object.used_s));
+      CHECK(index.key_of(*held) == name.second);
+      keys[piece.container].insert(name.second);
       if (block == WHOLE) {
         CHECK(object.offset == piece.offset && object.crc == piece.crc);
       } else {
@@ -73,7 +80,13 @@ void compare(const Index& index, const Twins& twins) {
   for (const auto& [number, container] : containers) {
     CHECK(counted.at(number).pieces == container.pieces);
     CHECK(counted.at(number).size_bytes == container.size_bytes);
+    CHECK(index.container(number)->pieces == container.pieces && number <= index.container_max());
+    const auto pieces = index.pieces(number, true);
+    CHECK(pieces.size() == container.pieces);
+    for (const NamedPiece& one : pieces) CHECK(keys[number].count(one.key) && one.piece.container == number);
   }
+  CHECK(!index.container(index.container_max() + 1) && index.pieces(0, false).empty());
+  for (const auto& [number, key] : index.container_keys()) CHECK(keys[number].count(key));
   for (const auto& [bucket, want] : index.figures()) {
     CHECK(figures[bucket].objects == want.objects && figures[bucket].pieces == want.pieces);
     CHECK(figures[bucket].size_bytes == want.size_bytes);
@@ -102,7 +115,7 @@ void change(Index& index, Twins& twins, std::mt19937_64& chance, uint32_t now, u
   const auto bucket = static_cast<uint16_t>(1 + chance() % 2);
   const std::string key = key_of(chance);
   const auto at = twins.find({bucket, key});
-  switch (chance() % 16) {
+  switch (chance() % 17) {
     case 0: case 1: case 2: case 3: {
       const std::string version = "v" + std::to_string(chance() % 3);
       const uint64_t size = chance() % 2 ? 50 : 450;
@@ -153,6 +166,17 @@ void change(Index& index, Twins& twins, std::mt19937_64& chance, uint32_t now, u
                         at->second.pieces.begin()->second.container};
       CHECK(index.lose(piece) == (at->second.pieces.count(block) != 0));
       at->second.pieces.erase(block);
+      break;
+    }
+    case 16: {
+      if (at == twins.end() || at->second.pieces.count(WHOLE) == 0) break;
+      Held& held = at->second.pieces.at(WHOLE);
+      Piece piece{bucket, index.find(bucket, key, false)->object.id, WHOLE, held.container, 0, 0, held.offset};
+      CHECK(index.move(piece, ++containers, 9));
+      CHECK(!index.move(piece, containers, 9) && "it lies there no more");
+      held.container = containers;
+      held.offset = 9;
+      if (chance() % 2) index.doubt(containers);
       break;
     }
     case 13: {
