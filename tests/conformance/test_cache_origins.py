@@ -1,15 +1,20 @@
-"""Every origin passes the same suite; S3 against a real server."""
+"""Every origin passes the same suite; S3 against a real server, and against one that misbehaves."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -20,10 +25,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 from stoker.cache.origin.fsspec_origin import FsspecOrigin
 from stoker.cache.origin.local import LocalOrigin
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.obstore_origin import PART_BYTES
 from stoker.cache.origin.open import open_origin
 from stoker.cache.origin.port import Origin
 from stoker.cache.origin.throttle import ThrottledOrigin
-from stoker.testing.cache_origin import OriginConformance
+from stoker.errors import ObjectChanged, OriginError, ShortBody
+from stoker.testing.cache_origin import LARGE, OriginConformance, streamed
 
 _numbers = itertools.count()
 
@@ -33,6 +40,19 @@ def write_all(folder: Path, objects: Mapping[str, bytes]) -> None:
         path = folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+def open_below(folder: Path) -> list[str]:
+    """Files in a folder that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        if path.startswith(f"{folder}/"):
+            found.append(path)
+    return found
 
 
 class TestMemory(OriginConformance):
@@ -57,6 +77,30 @@ class TestLocal(OriginConformance):
 
     def overwrite(self, origin: Origin, key: str, data: bytes) -> None:
         (self.path / key).write_bytes(data)
+
+    def test_a_stream_leaves_no_file_open(self) -> None:
+        async def test(origin: Origin) -> None:
+            self.overwrite(origin, "a", LARGE)
+            info = await origin.stat("a")
+            for taken in range(6):
+                stream = origin.stream("a", 0, len(LARGE), info.version)
+                for _ in range(taken):
+                    await anext(stream, b"")
+                await stream.aclose()
+                assert open_below(self.path) == []
+            for version, stop in (("another", len(LARGE)), (info.version, len(LARGE) + 3_000_000)):
+                with pytest.raises((ObjectChanged, ShortBody)):
+                    await streamed(origin, "a", 0, stop, version)
+                assert open_below(self.path) == []
+            for turns in range(12):
+                reader = asyncio.create_task(streamed(origin, "a", 0, len(LARGE), info.version))
+                for _ in range(turns):
+                    await asyncio.sleep(0.0003)
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+
+        self.run(test)
+        assert open_below(self.path) == [], "also those that were cancelled while a thread was reading"
 
 
 class TestThrottled(TestLocal):
@@ -152,3 +196,114 @@ class TestS3(OriginConformance):
 
     def overwrite(self, origin: Origin, key: str, data: bytes) -> None:
         self.client.put_object(Bucket="ready", Key=f"{self.prefix}/{key}", Body=data)
+
+
+class BadServer(ThreadingHTTPServer):
+    """An S3 server with one object. `mischief` is given each request's number and what should be sent.
+
+    It answers with an entity tag, what is sent, and what is announced beyond that but never sent.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), BadHandler)
+        self.body = random.Random(5).randbytes(2_000_000)
+        self.mischief: Callable[[int, bytes], tuple[str, bytes, bytes]] = lambda _, body: ("v1", body, b"")
+        self.requests = 0
+
+
+class BadHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: BadServer
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def do_GET(self) -> None:
+        first, last = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.server.requests += 1
+        tag, sent, missing = self.server.mischief(self.server.requests, self.server.body[first : last + 1])
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.server.body)}")
+        self.send_header("Content-Length", str(len(sent) + len(missing)))
+        self.send_header("ETag", f'"{tag}"')
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(sent[: last + 1 - first])
+        if len(sent) > last + 1 - first:
+            time.sleep(0.1)  # what is too much comes when what was asked for has been taken
+            self.wfile.write(sent[last + 1 - first :])
+        self.close_connection = bool(missing)
+
+
+@pytest.fixture
+def bad_server() -> Iterator[BadServer]:
+    server = BadServer()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Exception | None]:
+    """What a stream of the object up to `stop` yields, and how it fails."""
+    got = []
+
+    async def story() -> None:
+        origin = open_origin(f"s3://bucket?endpoint=http://127.0.0.1:{server.server_port}")
+        async with aclosing(origin.stream("k", 0, stop, '"v1"')) as parts:
+            async for part in parts:
+                got.append(part)  # noqa: PERF401 - also those before a failure
+
+    try:
+        asyncio.run(asyncio.wait_for(story(), 60))
+    except (ObjectChanged, OriginError) as error:
+        return b"".join(got), error
+    return b"".join(got), None
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("stop", [1, PART_BYTES, 2_000_000])
+@pytest.mark.parametrize("extra_bytes", [1, 100_000, 2_000_000])
+def test_a_body_that_is_too_long_is_never_yielded_whole(
+    bad_server: BadServer, stop: int, extra_bytes: int
+) -> None:
+    bad_server.mischief = lambda _, body: ("v1", body + bytes(extra_bytes), b"")
+    got, error = from_server(bad_server, stop)
+    assert isinstance(error, ShortBody)
+    assert bad_server.body.startswith(got)
+    assert len(got) < stop
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("cut", [0, 1, 100_000, 900_000, 1_999_999])
+def test_a_body_that_is_cut_yields_each_byte_once(bad_server: BadServer, cut: int) -> None:
+    bad_server.mischief = lambda number, body: (
+        ("v1", body[:cut], body[cut:]) if number == 1 else ("v1", body, b"")
+    )
+    got, error = from_server(bad_server)
+    assert bad_server.body.startswith(got)
+    assert (error is None) == (got == bad_server.body)
+    bad_server.mischief = lambda _, body: ("v1", body[:100_000], body[100_000:])
+    got, error = from_server(bad_server)
+    assert bad_server.body.startswith(got)
+    assert len(got) < len(bad_server.body)
+    assert isinstance(error, OriginError)
+
+
+@pytest.mark.real
+def test_nothing_of_another_entity_tag_is_yielded(bad_server: BadServer) -> None:
+    bad_server.mischief = lambda _, body: ("v2", body, b"")
+    got, error = from_server(bad_server)
+    assert (got, type(error)) == (b"", ObjectChanged)
+    bad_server.requests = 0
+    bad_server.mischief = lambda number, body: (
+        ("v1", body[:900_000], body[900_000:]) if number == 1 else ("v2", bytes(len(body)), b"")
+    )
+    got, error = from_server(bad_server)
+    assert bad_server.body.startswith(got)
+    assert len(got) <= 900_000
+    assert error is not None

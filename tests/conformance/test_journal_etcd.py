@@ -21,10 +21,10 @@ from stoker.errors import JournalDamaged, JournalUnavailable, LeadershipLost
 from stoker.job.journal import etcd_layout
 from stoker.job.journal.durable import Entry, Journal
 from stoker.job.journal.etcd import EtcdJournal
-from stoker.job.journal.etcd_api import EtcdClient
 from stoker.job.journal.etcd_layout import Keys
 from stoker.job.journal.open import open_journal
 from stoker.testing.job_journal import DurableJournalConformance, check_batches, entry
+from stoker.wire.etcd import EtcdClient
 from tests.conformance.journal_cable import Cable
 from tests.conformance.journal_helpers import check_killed_writers
 from tests.e2e.etcd import Etcd, Member, request, running_etcd

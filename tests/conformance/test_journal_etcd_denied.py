@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from stoker.errors import AccessDenied, JournalUnavailable
-from stoker.job.journal.etcd_api import EtcdClient
 from stoker.job.journal.etcd_room import EtcdRoom
 from stoker.job.journal.open import open_journal, open_locator
 from stoker.testing.job_journal import entry
+from stoker.wire.etcd import EtcdClient
 from tests.e2e.etcd import Etcd, running_etcd
 
 pytestmark = pytest.mark.real

@@ -16,10 +16,10 @@ import pytest
 from stoker.errors import JournalUnavailable
 from stoker.job.journal import etcd_room
 from stoker.job.journal.etcd import EtcdJournal
-from stoker.job.journal.etcd_api import EtcdClient
 from stoker.job.journal.etcd_layout import Keys
 from stoker.job.journal.open import open_journal
 from stoker.testing.job_journal import entry
+from stoker.wire.etcd import EtcdClient
 from tests.e2e.etcd import Etcd, Member, request, running_etcd
 
 pytestmark = pytest.mark.real

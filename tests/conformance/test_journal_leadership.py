@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import JournalDamaged, JournalUnavailable, LeadershipLost
-from stoker.job.journal.etcd_api import EtcdClient
 from stoker.job.journal.etcd_layout import Keys
 from stoker.job.journal.leadership import EtcdLeadership, EtcdLocator, Leader
 from stoker.job.journal.open import open_journal, open_locator
 from stoker.testing.job_journal import entry
+from stoker.wire.etcd import EtcdClient
 from tests.conformance.journal_cable import Cable
 from tests.conformance.journal_helpers import writing
 from tests.conformance.journal_writer import number_of

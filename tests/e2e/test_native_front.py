@@ -88,7 +88,7 @@ def served(folder: Path, **limits: float) -> Iterator[Served]:
     port = listener.getsockname()[1]
     front = Front(index, files, settings)
     front.listen(listener.detach())
-    front.set_rules([(7, "secret-token", None), (8, "other-token", ["other"])], {"data": (bucket, 100.0)})
+    front.set_rules([(7, "secret-token", None), (8, "other-token", ["other"])], {"data": (bucket, 100.0, 0)})
     front.set_now(NOW)
     front.start()
     done = threading.Event()

@@ -110,13 +110,16 @@ void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t s
       if (asked.target == "/data/drop") {
         front.drop(event.connection);
       } else if (asked.target == "/-/batch") {
-        const Batch none = front.answer_batch(event.connection, store.bucket, {"one", "part"}, 100, UINT64_MAX, "", "");
+        const BucketRule rule{store.bucket, 100, NOW};
+        const Batch none = front.answer_batch(event.connection, {"one", "part"}, rule, UINT64_MAX, "", "");
         CHECK(!none.is_answered);
-        CHECK(!front.answer_batch(event.connection, store.bucket, {"large"}, 100, UINT64_MAX, "", "").is_answered);
-        CHECK(!front.answer_batch(event.connection, store.bucket, {"one"}, 0, UINT64_MAX, "", "").is_answered);
+        CHECK(!front.answer_batch(event.connection, {"large"}, rule, UINT64_MAX, "", "").is_answered);
+        CHECK(!front.answer_batch(event.connection, {"one"}, {store.bucket, 0, 0}, UINT64_MAX, "", "").is_answered);
+        const BucketRule later{store.bucket, 100, NOW + 1};
+        CHECK(!front.answer_batch(event.connection, {"one"}, later, UINT64_MAX, "", "").is_answered);
         const uint64_t places_from = asked.body.empty() ? UINT64_MAX : 1000;
-        const Batch batch = front.answer_batch(event.connection, store.bucket, {"small", "empty", "packed", "one", "2k"},
-                                               100, places_from, "files", "first");
+        const Batch batch = front.answer_batch(event.connection, {"small", "empty", "packed", "one", "2k"}, rule,
+                                               places_from, "files", "first");
         CHECK(batch.is_answered && batch.size_bytes == 52949 && batch.places == (asked.body.empty() ? 0 : 2));
       } else if (asked.target == "/data/from-file") {
         int number = 0;
@@ -297,7 +300,7 @@ int main(int, char** argv) {
   front.listen(listening(port));
   auto rules = std::make_shared<Rules>();
   rules->tokens.push_back({3, "secret-token", true, {}});
-  rules->buckets["data"] = {store.bucket, 100.0};
+  rules->buckets["data"] = {store.bucket, 100.0, NOW};
   front.set_rules(rules);
   front.set_now(NOW);
   front.start();

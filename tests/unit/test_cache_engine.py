@@ -10,15 +10,18 @@ import pytest
 
 from stoker.base.rng import Rng
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.budget import Budget
-from stoker.cache.server.engine import Bucket, Engine
+from stoker.cache.server.engine import Engine
 from stoker.cache.server.fetches import Ticket
+from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
+from stoker.cache.server.peers import Peers
 from stoker.cache.store.containers import ContainerFiles
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError, ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.testing.cache_fakes import FaultyOrigin, FullFiles
-from stoker.wire.cache_api import BucketSpec
+from stoker.wire.cache_api import BucketSpec, FleetMember
 
 BLOCK = 1000
 
@@ -49,7 +52,8 @@ class World:
         self.origin = FaultyOrigin(self.memory)
         self.memory.put("k", bytes(2500))
         self.store = Store(folder, capacity_bytes, BLOCK, self.clock, Rng(1), open_files)
-        self.engine = Engine(self.store, lambda url: self.origin, self.clock, Rng(2))
+        alone = Fleet(FleetMember("me", "http://me:1"), None, Peers(None), self.clock, Rng(3))
+        self.engine = Engine(self.store, alone, lambda url: self.origin, self.clock, Rng(2))
         self.engine.add_bucket("b", BucketSpec("memory://m", **spec))
 
     @property
@@ -174,7 +178,7 @@ def test_a_missing_object_is_forgotten(tmp_path: Path) -> None:
         await world.read()
         world.memory.delete("k")
         assert await world.read() == bytes(2500)
-        world.engine.refresh(world.bucket, "")
+        world.engine.metadata.refresh(world.bucket, "")
         with pytest.raises(ObjectNotFound):
             await world.read()
         assert world.held_bytes == 0
@@ -194,7 +198,7 @@ def test_old_pointers_serve_while_the_origin_is_down_but_not_for_ever(tmp_path: 
         world.origin.stat_faults.clear()
         world.clock.time_s += 31
         assert await world.read() == bytes(2500)
-        world.engine.refresh(world.bucket, "")
+        world.engine.metadata.refresh(world.bucket, "")
         world.origin.stat_faults.extend([OriginError("down")] * 4)
         with pytest.raises(OriginError):
             await world.read()

@@ -57,6 +57,7 @@ PURE = [
     "cache/layout.py",
     "cache/flight.py",
     "cache/room.py",
+    "cache/route.py",
     "cache/evict.py",
     "cache/limits.py",
     "cache/maglev.py",

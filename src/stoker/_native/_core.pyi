@@ -256,10 +256,10 @@ class Front:
     def set_rules(
         self,
         tokens: list[tuple[int, str, list[str] | None]],
-        buckets: dict[str, tuple[int, float]],
+        buckets: dict[str, tuple[int, float, int]],
     ) -> None:
-        """Tokens, each with an id (0 or more) and the buckets that it opens (None: all), and buckets with their number
-        and ttl in seconds."""
+        """Tokens, each with an id (0 or more) and the buckets that it opens (None: all), and buckets with their
+        number, their ttl in seconds, and when the origin must have been asked at the earliest, seconds since 1970."""
 
     def set_now(self, now_s: int) -> None:
         """Seconds since 1970, as the index counts them."""
@@ -275,9 +275,8 @@ class Front:
     def answer_batch(
         self,
         connection: int,
-        bucket: int,
         keys: Sequence[str],
-        ttl_s: float,
+        bucket: tuple[int, float, int],
         places_from: int | None,
         place_prefix: str,
         before: bytes,

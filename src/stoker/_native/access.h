@@ -23,6 +23,11 @@ struct Token {
 struct BucketRule {
   uint16_t number = 0;
   double ttl_s = 0;
+  uint32_t not_before_s = 0;  // what the origin said before that may have been overruled
+
+  bool is_fresh(uint32_t checked_s, uint32_t now_s) const {
+    return checked_s && checked_s >= not_before_s && now_s >= checked_s && now_s + 1 - checked_s <= ttl_s;
+  }
 };
 
 // What the back has said of tokens and buckets; never changed, but replaced as a whole.

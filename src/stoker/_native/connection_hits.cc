@@ -20,8 +20,7 @@ bool Connection::answer_hit() {
   const uint32_t now = front_.now_s_.load(std::memory_order_relaxed);
   Object object;
   if (!front_.index_->look_up(rule->second.number, target_.key, now, object)) return false;
-  if ((object.flags & Object::ABSENT) || now < object.checked_s || now + 1 - object.checked_s > rule->second.ttl_s)
-    return false;
+  if ((object.flags & Object::ABSENT) || !rule->second.is_fresh(object.checked_s, now)) return false;
   ByteRange range{0, object.size_bytes};
   RangeKind kind = RangeKind::whole;
   if (head_.range.data()) kind = parse_range(head_.range, object.size_bytes, range);

@@ -97,7 +97,7 @@ class Front {
   bool send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size);
   // Answers with all these objects, in frames (`wire/cache_api.py`), if each is here, fresh and of one piece; else nothing
   // is said. Of objects of `places_from` bytes and more the place is named, below `place_prefix`. `before` comes first.
-  Batch answer_batch(uint64_t connection, uint16_t bucket, const std::vector<std::string>& keys, double ttl_s,
+  Batch answer_batch(uint64_t connection, const std::vector<std::string>& keys, const BucketRule& rule,
                      uint64_t places_from, const std::string& place_prefix, const std::string& before);
   bool finish(uint64_t connection);
   bool drop(uint64_t connection);

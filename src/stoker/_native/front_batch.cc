@@ -58,7 +58,7 @@ struct Builder {
 
 }  // namespace
 
-Batch Front::answer_batch(uint64_t connection, uint16_t bucket, const std::vector<std::string>& keys, double ttl_s,
+Batch Front::answer_batch(uint64_t connection, const std::vector<std::string>& keys, const BucketRule& rule,
                           uint64_t places_from, const std::string& place_prefix, const std::string& before) {
   Batch batch;
   Builder body{*files_};
@@ -66,9 +66,8 @@ Batch Front::answer_batch(uint64_t connection, uint16_t bucket, const std::vecto
   const uint32_t now = now_s_.load(std::memory_order_relaxed);
   for (const std::string& key : keys) {
     Object object;
-    if (!index_->look_up(bucket, key, now, object)) return batch;
-    const bool is_fresh = object.checked_s && now >= object.checked_s && now + 1 - object.checked_s <= ttl_s;
-    if ((object.flags & Object::ABSENT) || !is_fresh) return batch;
+    if (!index_->look_up(rule.number, key, now, object)) return batch;
+    if ((object.flags & Object::ABSENT) || !rule.is_fresh(object.checked_s, now)) return batch;
     if (object.size_bytes == 0) {
       std::string frame;
       append_frame(frame, LAST, 0);

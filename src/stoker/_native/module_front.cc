@@ -6,7 +6,11 @@
 namespace {
 
 using TokenOf = std::tuple<int, std::string, std::optional<std::vector<std::string>>>;
-using BucketOf = std::pair<uint16_t, double>;
+using BucketOf = std::tuple<uint16_t, double, uint32_t>;  // its number, its ttl, and `not_before_s`
+
+BucketRule rule_of(const BucketOf& bucket) {
+  return {std::get<0>(bucket), std::get<1>(bucket), std::get<2>(bucket)};
+}
 
 py::object asked_of(Event& event) {
   Asked& asked = event.asked;
@@ -39,7 +43,7 @@ void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<
     if (names) token.buckets.insert(names->begin(), names->end());
     rules->tokens.push_back(std::move(token));
   }
-  for (const auto& [name, bucket] : buckets) rules->buckets[name] = BucketRule{bucket.first, bucket.second};
+  for (const auto& [name, bucket] : buckets) rules->buckets[name] = rule_of(bucket);
   front.set_rules(std::move(rules));
 }
 
@@ -102,21 +106,21 @@ void bind_front(py::module_& module) {
            py::arg("size"), py::arg("before") = "", release())
       .def(
           "answer_batch",
-          [](Front& front, uint64_t connection, uint16_t bucket, const std::vector<std::string>& keys, double ttl_s,
+          [](Front& front, uint64_t connection, const std::vector<std::string>& keys, const BucketOf& bucket,
              std::optional<uint64_t> places_from, const std::string& place_prefix, py::bytes before)
               -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<uint32_t>>> {
             const std::string first{std::string_view(before)};
             Batch batch;
             {
               const py::gil_scoped_release unlocked;
-              batch = front.answer_batch(connection, bucket, keys, ttl_s, places_from.value_or(UINT64_MAX), place_prefix,
+              batch = front.answer_batch(connection, keys, rule_of(bucket), places_from.value_or(UINT64_MAX), place_prefix,
                                          first);
             }
             if (!batch.is_answered) return std::nullopt;
             return std::tuple(batch.size_bytes, batch.places, std::move(batch.large));
           },
-          py::arg("connection"), py::arg("bucket"), py::arg("keys"), py::arg("ttl_s"), py::arg("places_from"),
-          py::arg("place_prefix"), py::arg("before"))
+          py::arg("connection"), py::arg("keys"), py::arg("bucket"), py::arg("places_from"), py::arg("place_prefix"),
+          py::arg("before"))
       .def("finish", &Front::finish, py::arg("connection"))
       .def("drop", &Front::drop, py::arg("connection"))
       .def("notify", &Front::notify, py::arg("connection"), py::arg("unsent_bytes_max"))

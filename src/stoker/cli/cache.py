@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
+from stoker.base.ids import check_name
 from stoker.base.units import format_bytes, format_duration, parse_size_bytes
 from stoker.cache.client.client import CacheClient
+from stoker.cache.fleet.open import parse_member
+from stoker.cache.maglev import WEIGHT_MAX
 from stoker.cache.server.admin import check_bucket
 from stoker.cache.server.server import Listening, ServerSettings, serve
 from stoker.errors import ConfigError
@@ -57,6 +60,11 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     capacity: str | int | None = None
     tokens: list[str] = []
     buckets: dict[str, BucketSpec] = {}
+    fleet: str = ""
+    advertise: str = ""
+    name: str = ""
+    zone: str = ""
+    weight: int = 1
 
 
 def add_cache_parser(subparsers: Any) -> None:
@@ -86,6 +94,18 @@ def add_cache_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         help="lru or uniform for a bucket (repeats)",
+    )
+    server.add_argument(
+        "--fleet", metavar="WHERE",
+        help="be one of many: where they meet (http://HOST:PORT,… or file:///SHARED/FOLDER or etcd://HOST:PORT/PREFIX)",
+    )  # fmt: skip
+    server.add_argument(
+        "--advertise", metavar="URL", help="where the others reach this server; default: where it listens"
+    )
+    server.add_argument("--name", metavar="NAME", help="this server's in its fleet; default: its address")
+    server.add_argument("--zone", metavar="ZONE", help="where it stands: copies go to other zones first")
+    server.add_argument(
+        "--weight", metavar="N", type=int, help="its share of the blocks beside the others'; default 1"
     )
     server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
     server.set_defaults(handler=_serve)
@@ -130,7 +150,29 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         buckets=buckets,
         tokens=arguments.token or file.tokens,
         environment=environment(),
+        fleet=arguments.fleet or file.fleet,
+        advertise=_advertised(arguments.advertise or file.advertise),
+        name=_name(arguments.name or file.name),
+        zone=arguments.zone or file.zone,
+        weight=_weight(file.weight if arguments.weight is None else arguments.weight),
     )
+
+
+def _advertised(url: str) -> str:
+    return parse_member(url).url if url else ""
+
+
+def _name(name: str) -> str:
+    try:
+        return check_name("server", name) if name else ""
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _weight(weight: int) -> int:
+    if not 0 <= weight <= WEIGHT_MAX:
+        raise ConfigError(f"--weight is 0 to {WEIGHT_MAX}, not {weight}")
+    return weight
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,12 @@ Routes (all else under `/BUCKET/KEY` is an object):
     POST /-/read                                   ReadRequest -> frames
     PUT  /-/buckets/NAME                           BucketSpec; adds a bucket
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
+    GET  /-/stat/BUCKET/KEY                        ObjectStat, for a key that there is not as well
+    GET  /-/fleet                                  FleetStatus
+    POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
+
+Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
+HOPS_MAX it is answered from what is here or from the origin.
 
 A frame is a kind (u8), a length (u32, big endian) and that many bytes. The frames of one key are DATA*
 then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
@@ -30,6 +36,8 @@ import msgspec
 from stoker import errors
 
 OWN_PREFIX = "/-/"
+HOPS = "Stoker-Hops"
+HOPS_MAX = 2
 RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -61,6 +69,48 @@ class ObjectPage(msgspec.Struct, frozen=True):
     after: str | None = None
 
 
+class ObjectStat(msgspec.Struct, frozen=True):
+    """What is known of a key, and how many seconds ago the origin said so. An absent one has no version."""
+
+    key: str
+    size_bytes: int
+    version: str
+    age_s: int
+    is_absent: bool = False
+
+
+class FleetMember(msgspec.Struct, frozen=True):
+    """One cache server of a fleet: where others reach it, its share beside theirs, and where it stands.
+
+    A weight of 0: it is leaving, and owns nothing any more.
+    """
+
+    name: str
+    url: str
+    weight: int = 1
+    zone: str = ""
+
+
+class FleetStatus(msgspec.Struct, frozen=True):
+    """The fleet as this server sees it. `down`: members that it could not reach lately."""
+
+    name: str
+    members: list[FleetMember]
+    down: list[str] = []
+
+
+class HeldQuery(msgspec.Struct, frozen=True):
+    """Blocks of one bucket: key, version and number of each."""
+
+    blocks: list[tuple[str, str, int]]
+
+
+class HeldAnswer(msgspec.Struct, frozen=True):
+    """Whether each is held, in the order of the question."""
+
+    held: list[bool]
+
+
 class ReadRequest(msgspec.Struct, frozen=True):
     """Whole objects of one bucket, to be answered in this order.
 
@@ -82,6 +132,14 @@ class StoreFolder(msgspec.Struct, frozen=True):
     inode: int
 
 
+class PrefixSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What lies under a prefix of a bucket: a share of the disk (0: none of its own), or pinned: never evicted."""
+
+    prefix: str
+    quota_bytes: int = 0
+    pinned: bool = False
+
+
 class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bucket: where its objects come from and how they are kept."""
 
@@ -95,12 +153,24 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often the origin may be asked; 0: no limit."""
     hedges: bool = False
     """Ask the origin a second time beside a read that takes longer than 99 of 100 of its reads did."""
+    max_replicas: int = 1
+    """On how many servers of the fleet a block may be held; 0: on every one that is asked for it."""
+    negative_ttl_s: float = 5.0
+    """How long it is believed that there is no such object, where `ttl_s` is not shorter."""
+    quota_bytes: int = 0
+    """What the bucket may take of a server's disk; 0: as much as there is."""
+    evict_after_s: float = 0.0
+    """How long blocks are kept at most; 0: as long as there is room."""
+    prefixes: tuple[PrefixSpec, ...] = ()
+    """Parts of the bucket with rules of their own; the longest prefix counts."""
 
 
 class Refreshed(msgspec.Struct, frozen=True):
-    """How many pointers were dropped."""
+    """How many pointers were dropped. `missed`: servers of the fleet that could not be told; what they know is good for
+    no longer than the bucket's ttl."""
 
     dropped: int
+    missed: list[str] = []
 
 
 class BucketStatus(msgspec.Struct, frozen=True):

@@ -58,6 +58,10 @@ class TokenAuth:
             for number, (secret, principal) in enumerate(self._principals)
         ]
 
+    def fleet_token(self) -> str | None:
+        """What this server shows to the others of its fleet: the first token that opens everything."""
+        return next((secret for secret, principal in self._principals if principal.is_unrestricted), None)
+
     def principal(self, token: int) -> Principal:
         """Who has proved the token of that id; a negative one stands for anyone, where no token is needed.
 

@@ -48,13 +48,17 @@ class FsspecOrigin:
         return found
 
     async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
-        self.counters.requests += 2
-        found = await self._call(key, self._stat)
-        if found.version != version:
-            raise changed(self.url, key, version, found.version)
+        await self._check_version(key, version)
+        self.counters.requests += 1
         data: bytes = await self._call(key, self._read, start, stop)
         self.counters.bytes_read += len(data)
+        # The read itself cannot be tied to a version: only if both looks agree is it of that one.
+        await self._check_version(key, version)
         return check_length(self.url, key, data, start, stop)
+
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        """One part: most file systems ask for a range in one request, and it is checked as a whole."""
+        yield await self.read(key, start, stop, version)
 
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
@@ -68,6 +72,12 @@ class FsspecOrigin:
 
     async def close(self) -> None:
         self._fs = None
+
+    async def _check_version(self, key: str, version: str) -> None:
+        """Raises ObjectNotFound, ObjectChanged."""
+        found = await self.stat(key)
+        if found.version != version:
+            raise changed(self.url, key, version, found.version)
 
     async def _call(self, key: str, function: Any, *arguments: Any) -> Any:
         try:

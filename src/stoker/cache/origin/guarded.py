@@ -62,6 +62,45 @@ class GuardedOrigin:
             return await self._ask(stop - start, read)
         return await self._ask(stop - start, lambda: self._hedged(stop - start, read))
 
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        """Goes on where it stood after a failure, with a request for what is missing: a retry like any other.
+
+        `attempts_max` bounds the failures in a row without a byte between them. With hedges it is one part:
+        only of whole answers can the first to come be taken.
+        """
+        if self._limits.hedges:
+            yield await self.read(key, start, stop, version)
+            return
+        attempt = 0
+        while True:
+            attempt += 1
+            await self._wait_for_turn(stop - start)
+            is_answered = False
+            try:
+                async with aclosing(self._origin.stream(key, start, stop, version)) as parts:
+                    async for part in parts:
+                        is_answered = True
+                        self._breaker.succeeded()
+                        start += len(part)
+                        yield part
+                if not is_answered:
+                    self._breaker.succeeded()
+                return
+            except (ObjectNotFound, ObjectChanged):
+                self._breaker.succeeded()
+                raise
+            except OriginError as error:
+                if is_answered:
+                    attempt = 1
+                    if start == stop:
+                        self._breaker.failed(str(error), self._clock.now())
+                        raise  # nothing is missing that could be asked for again
+                await self._after_failure(error, attempt)
+            except BaseException:
+                if not is_answered:
+                    self._breaker.gave_up()
+                raise
+
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:

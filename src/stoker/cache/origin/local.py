@@ -1,7 +1,7 @@
 """A folder of this machine, or one that is mounted here, as an origin.
 
 Small reads on local file systems are done where they stand: a hop to a thread costs more than they do.
-Everything else, and every read of a network file system, goes to a thread.
+Everything else, and every read of a network file system, goes to a thread; large streams part by part.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncGenerator, Iterator
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
@@ -17,6 +18,7 @@ from stoker.errors import ConfigError, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
 INLINE_BYTES_MAX = 128 * 1024
+PART_BYTES = 1024 * 1024
 _LOCAL_FILE_SYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "ramfs", "overlay", "f2fs", "zfs"}
 )
@@ -53,6 +55,22 @@ class LocalOrigin:
             data = await asyncio.to_thread(self._read, key, start, stop, version)
         self.counters.bytes_read += len(data)
         return check_length(self.url, key, data, start, stop)
+
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        """Parts of 1 MiB, each checked to be of that version before it is yielded."""
+        if stop - start <= PART_BYTES:
+            yield await self.read(key, start, stop, version)
+            return
+        self.counters.requests += 1
+        file = _OpenedOnce(lambda: self._open(key))
+        try:
+            for first in range(start, stop, PART_BYTES):
+                last = min(first + PART_BYTES, stop)
+                part = await asyncio.to_thread(self._read_part, file, key, first, last, version)
+                self.counters.bytes_read += len(part)
+                yield check_length(self.url, key, part, first, last)
+        finally:
+            file.leave()
 
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
@@ -123,6 +141,21 @@ class LocalOrigin:
     def _read(self, key: str, start: int, stop: int, version: str) -> bytes:
         fd = self._open(key)
         try:
+            return self._read_from(fd, key, start, stop, version)
+        finally:
+            os.close(fd)
+
+    def _read_part(self, file: _OpenedOnce, key: str, start: int, stop: int, version: str) -> bytes:
+        fd = file.take()
+        if fd is None:
+            return b""  # who asked has left
+        try:
+            return self._read_from(fd, key, start, stop, version)
+        finally:
+            file.put_back()
+
+    def _read_from(self, fd: int, key: str, start: int, stop: int, version: str) -> bytes:
+        try:
             before = self._info(key, os.fstat(fd))
             if before.version != version:
                 raise changed(self.url, key, version, before.version)
@@ -139,8 +172,6 @@ class LocalOrigin:
             return data
         except OSError as error:
             raise OriginError(f"cannot read {key!r} in {self.url}: {error.strerror}") from error
-        finally:
-            os.close(fd)
 
     def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         folder, _, _ = prefix.rpartition("/")
@@ -197,6 +228,51 @@ class LocalOrigin:
             return self._stat(key)
         except (FileNotFoundError, UnicodeEncodeError, ObjectNotFound, OriginError):
             return None
+
+
+class _OpenedOnce:
+    """A descriptor that is opened when it is first taken, by one thread at a time.
+
+    A thread cannot be called back. If its asker leaves while it reads, it closes the descriptor itself
+    afterwards: closed under its hands, the number could be another file's by the time it reads.
+    """
+
+    def __init__(self, open_file: Callable[[], int]) -> None:
+        self._open_file = open_file
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+        self._is_taken = False
+        self._is_left = False
+
+    def take(self) -> int | None:
+        """Until `put_back`; None after `leave`. Raises what opening it raises."""
+        with self._lock:
+            if self._is_left:
+                return None
+            self._is_taken = True
+        try:
+            if self._fd is None:
+                self._fd = self._open_file()
+        except BaseException:
+            self.put_back()
+            raise
+        return self._fd
+
+    def put_back(self) -> None:
+        with self._lock:
+            self._is_taken = False
+            self._close_if_over()
+
+    def leave(self) -> None:
+        """Nobody will take it again. Does not wait for who has it."""
+        with self._lock:
+            self._is_left = True
+            self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._is_left and not self._is_taken and self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

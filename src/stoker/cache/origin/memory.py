@@ -11,13 +11,17 @@ from stoker.wire.cache_api import ObjectInfo
 
 
 class MemoryOrigin:
-    """A dictionary of objects. The version of an object counts how often it was put."""
+    """A dictionary of objects. The version of an object counts how often it was put.
 
-    def __init__(self, name: str = "") -> None:
+    Streams come in parts of `part_bytes`.
+    """
+
+    def __init__(self, name: str = "", part_bytes: int = 256 * 1024) -> None:
         self.url = f"memory://{name}"
         self.counters = OriginCounters()
         self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
         self._puts = 0
+        self._part_bytes = part_bytes
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Create or overwrite an object."""
@@ -35,13 +39,17 @@ class MemoryOrigin:
         return self._get(key)[0]
 
     async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
-        self.counters.requests += 1
-        info, data = self._get(key)
-        if info.version != version:
-            raise changed(self.url, key, version, info.version)
-        piece = data[start:stop]
+        piece = self._content(key, version)[start:stop]
         self.counters.bytes_read += len(piece)
         return check_length(self.url, key, piece, start, stop)
+
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        data = self._content(key, version)
+        for first in range(start, stop, self._part_bytes):
+            last = min(first + self._part_bytes, stop)
+            part = data[first:last]
+            self.counters.bytes_read += len(part)
+            yield check_length(self.url, key, part, first, last)
 
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
@@ -60,3 +68,11 @@ class MemoryOrigin:
         if found is None:
             raise not_found(self.url, key)
         return found
+
+    def _content(self, key: str, version: str) -> bytes:
+        """What one request finds. It stays as it is, also if the object is put again meanwhile."""
+        self.counters.requests += 1
+        info, data = self._get(key)
+        if info.version != version:
+            raise changed(self.url, key, version, info.version)
+        return data

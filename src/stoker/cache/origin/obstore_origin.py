@@ -8,9 +8,12 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
+from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found, wrong_length
 from stoker.errors import ConfigError, ObjectChanged, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
+
+PART_BYTES = 256 * 1024
+"""Of a stream, but for the last: enough for the turns of the loop to be few, and soon there."""
 
 # Query fields of an s3:// URL, what obstore calls them, and where the environment has them.
 _FIELDS = {
@@ -86,18 +89,60 @@ class ObstoreOrigin:
             raise self._wrap(key, error) from error
 
     async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
-        self.counters.requests += 1
+        answer = await self._get(key, start, stop, version)
         try:
-            options = {"range": (start, stop), "if_match": version}
-            answer = await self._api.get_async(self._store, self._path(key), options=options)
-            found = _version(answer.meta)
-            if found != version:
-                raise changed(self.url, key, version, found)
             data = bytes(await answer.bytes_async())
         except Exception as error:
             raise self._wrap(key, error) from error
         self.counters.bytes_read += len(data)
         return check_length(self.url, key, data, start, stop)
+
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        """Must be taken within the store's time limit for one request; what comes later is an OriginError."""
+        answer = await self._get(key, start, stop, version)
+        left_bytes = stop - start
+        last = b""
+        async with aclosing(self._body(key, answer)) as parts:
+            async for part in parts:
+                left_bytes -= len(part)
+                if left_bytes < 0:
+                    raise wrong_length(self.url, key, stop - start - left_bytes, start, stop)
+                if left_bytes:
+                    yield part
+                else:
+                    # Held until the body ends: one that is too long is no answer to what was asked.
+                    last = part
+        if left_bytes:
+            raise wrong_length(self.url, key, stop - start - left_bytes, start, stop)
+        if last:
+            yield last
+
+    async def _get(self, key: str, start: int, stop: int, version: str) -> Any:
+        """An answer of that version, its body still to come."""
+        self.counters.requests += 1
+        try:
+            options = {"range": (start, stop), "if_match": version}
+            answer = await self._api.get_async(self._store, self._path(key), options=options)
+        except Exception as error:
+            raise self._wrap(key, error) from error
+        found = _version(answer.meta)
+        if found != version:
+            raise changed(self.url, key, version, found)
+        return answer
+
+    async def _body(self, key: str, answer: Any) -> AsyncGenerator[bytes, None]:
+        """The parts of a body, none of them empty."""
+        parts = aiter(answer.stream(min_chunk_size=PART_BYTES))
+        while True:
+            try:
+                part = bytes(await anext(parts))
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                raise self._wrap(key, error) from error
+            self.counters.bytes_read += len(part)
+            if part:
+                yield part
 
     async def _pages(
         self, prefix: str, after: str | None, limit: int

@@ -44,6 +44,15 @@ class Origin(Protocol):
         """
         ...
 
+    def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        """Bytes `[start, stop)` of that version in parts, in order, as they come.
+
+        Exactly so many, of exactly that version: nothing of another version is ever yielded, and the last
+        part only once it is certain to be the last. Raises as `read`: ObjectNotFound, ObjectChanged,
+        ShortBody, OriginError; all but the first possibly after parts were yielded.
+        """
+        ...
+
     def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
@@ -68,5 +77,10 @@ def changed(url: str, key: str, wanted: str, found: str) -> ObjectChanged:
 def check_length(url: str, key: str, data: bytes, start: int, stop: int) -> bytes:
     """Return `data` if it is as long as asked. Raises ShortBody."""
     if len(data) != stop - start:
-        raise ShortBody(f"{url} sent {len(data)} bytes of {key!r} where [{start}, {stop}) is {stop - start}")
+        raise wrong_length(url, key, len(data), start, stop)
     return data
+
+
+def wrong_length(url: str, key: str, sent_bytes: int, start: int, stop: int) -> ShortBody:
+    """The error for another number of bytes than was asked for, be they too few or too many."""
+    return ShortBody(f"{url} sent {sent_bytes} bytes of {key!r} where [{start}, {stop}) is {stop - start}")

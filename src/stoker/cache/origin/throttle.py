@@ -11,6 +11,7 @@ from stoker.cache.origin.port import Origin, OriginCounters
 from stoker.wire.cache_api import ObjectInfo
 
 _BURST_S = 0.02
+_PART_BYTES_MIN = 16 * 1024
 
 
 class ThrottledOrigin:
@@ -41,6 +42,21 @@ class ThrottledOrigin:
         await self._wait(stop - start)
         return await self._origin.read(key, start, stop, version)
 
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        """In parts as small as they would come over a slow line, each when its bytes would be there."""
+        await self._wait(0)
+        rate = self._bytes_per_s
+        async with aclosing(self._origin.stream(key, start, stop, version)) as parts:
+            async for part in parts:
+                if rate is None:
+                    yield part
+                    continue
+                step = max(_PART_BYTES_MIN, int(rate * _BURST_S))
+                for first in range(0, len(part), step):
+                    piece = part[first : first + step]
+                    await self._sleep(self._line_s(len(piece), rate))
+                    yield piece
+
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
@@ -53,10 +69,17 @@ class ThrottledOrigin:
         await self._origin.close()
 
     async def _wait(self, size_bytes: int) -> None:
-        now = self._clock.now()
-        delay_s = self._latency_s
+        line_s = 0.0
         if self._bytes_per_s is not None and size_bytes:
-            self._free_at = max(self._free_at, now - _BURST_S) + size_bytes / self._bytes_per_s
-            delay_s = max(delay_s, self._free_at - now + self._latency_s)
+            line_s = self._line_s(size_bytes, self._bytes_per_s)
+        await self._sleep(self._latency_s + line_s)
+
+    def _line_s(self, size_bytes: int, bytes_per_s: float) -> float:
+        """Seconds until the line has carried so many bytes more; they are counted as carried."""
+        now = self._clock.now()
+        self._free_at = max(self._free_at, now - _BURST_S) + size_bytes / bytes_per_s
+        return max(0.0, self._free_at - now)
+
+    async def _sleep(self, delay_s: float) -> None:
         if delay_s > 0:
             await asyncio.sleep(delay_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +11,7 @@ from stoker.base.ids import check_name
 from stoker.cache.evict import POLICIES
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.engine import Engine
-from stoker.cache.server.port import Answer, Request
+from stoker.cache.server.port import Answer, Request, hops_of
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
     JSON,
@@ -22,7 +21,10 @@ from stoker.wire.cache_api import (
     BucketSpec,
     BucketStatus,
     CacheStatus,
+    HeldAnswer,
+    HeldQuery,
     ObjectPage,
+    ObjectStat,
     Refreshed,
 )
 from stoker.wire.http import split_target
@@ -79,9 +81,14 @@ class Admin:
                 _reply(request, answer, self.status(request))
             case "GET", "list":
                 _reply(request, answer, await self._list(request, name, query))
+            case "GET", "stat":
+                _reply(request, answer, await self._stat(request, name))
+            case "GET", "fleet":
+                _reply(request, answer, self._engine.fleet.status())
+            case "POST", "held":
+                _reply(request, answer, self._held(request, name))
             case "POST", "refresh":
-                bucket = self._engine.bucket(_readable(request, name))
-                _reply(request, answer, Refreshed(self._engine.refresh(bucket, query.get("prefix", ""))))
+                _reply(request, answer, await self._refresh(request, name, query.get("prefix", "")))
             case "PUT", "buckets":
                 _needs_all(request)
                 spec = check_bucket(name, msgspec.json.decode(request.body, type=BucketSpec))
@@ -138,13 +145,39 @@ class Admin:
         text = query.get("limit", "1000")
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LIST_LIMIT_MAX):
             raise ConfigError(f"limit must be 1 to {LIST_LIMIT_MAX}, not {text!r}")
-        limit = int(text)
-        async with aclosing(
-            self._engine.list(bucket, query.get("prefix", ""), query.get("after"), limit)
-        ) as pages:
-            async for page in pages:
-                return ObjectPage(page, page[-1].key if len(page) == limit else None)
-        return ObjectPage([])
+        return await self._engine.metadata.page(
+            bucket, query.get("prefix", ""), query.get("after"), int(text), hops_of(request)
+        )
+
+    async def _stat(self, request: Request, path: str) -> ObjectStat:
+        name, _, key = path.partition("/")
+        bucket = self._engine.bucket(_readable(request, name))
+        is_refreshing = "no-cache" in (request.header(b"cache-control") or "")
+        metadata = self._engine.metadata
+        known = await metadata.locate(bucket, key, hops_of(request), is_refreshing=is_refreshing)
+        return metadata.stat_of(known)
+
+    def _held(self, request: Request, name: str) -> HeldAnswer:
+        bucket = self._engine.bucket(_readable(request, name))
+        store = self._engine.store
+        query = msgspec.msgpack.decode(request.body, type=HeldQuery)
+        held = []
+        for key, version, block in query.blocks:
+            known = store.find(bucket.number, key)
+            has_version = known is not None and known.version == version
+            held.append(known is not None and has_version and block >= 0 and store.has(known, block))
+        return HeldAnswer(held)
+
+    async def _refresh(self, request: Request, name: str, prefix: str) -> Refreshed:
+        """Here, and on all other servers of the fleet."""
+        bucket = self._engine.bucket(_readable(request, name))
+        dropped = self._engine.metadata.refresh(bucket, prefix)
+        if hops_of(request):
+            return Refreshed(dropped)
+        fleet = self._engine.fleet
+        return Refreshed(
+            dropped, await fleet.tell_all(lambda url: fleet.peers.refresh(url, bucket.name, prefix, 1))
+        )
 
 
 def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
@@ -159,6 +192,10 @@ def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
         raise ConfigError(f"{spec.policy!r} is not an eviction policy; there are {', '.join(POLICIES)}")
     if spec.ttl_s < 0 or spec.stale_if_error_s < 0:
         raise ConfigError("ttl_s and stale_if_error_s must not be negative")
+    if min(spec.negative_ttl_s, spec.evict_after_s, spec.quota_bytes, spec.max_replicas) < 0:
+        raise ConfigError("negative_ttl_s, evict_after_s, quota_bytes and max_replicas must not be negative")
+    if any(not rule.prefix or rule.quota_bytes < 0 for rule in spec.prefixes):
+        raise ConfigError("a prefix with rules must not be empty, and its quota_bytes not negative")
     if spec.origin_bytes_per_s < 0 or spec.origin_requests_per_s < 0:
         raise ConfigError("origin_bytes_per_s and origin_requests_per_s must not be negative; 0 is no limit")
     return spec

@@ -13,9 +13,10 @@ from stoker.cache.auth.tokens import Principal
 from stoker.cache.layout import BlockSpan, split
 from stoker.cache.server.admin import Admin
 from stoker.cache.server.batch import BatchReader
-from stoker.cache.server.engine import Bucket, Engine
+from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.engine import Engine
 from stoker.cache.server.fetches import Ticket
-from stoker.cache.server.port import Answer, Request
+from stoker.cache.server.port import Answer, Request, hops_of
 from stoker.cache.server.sending import send_block
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
@@ -71,8 +72,13 @@ class CacheBack:
 
     async def _try_object(self, bucket: Bucket, key: str, request: Request, answer: Answer) -> bool:
         """False if the object changed and another try may help."""
-        known = await self._engine.locate(bucket, key)
+        hops = hops_of(request)
+        is_refreshing = "no-cache" in (request.header(b"cache-control") or "")
+        known = await self._engine.locate(bucket, key, hops, is_refreshing=is_refreshing)
         wanted = request.header(b"if-match")
+        if hops and wanted is not None and version_of(wanted) != known.version:
+            # A peer knows another version, perhaps a newer one: what is known here may be stale.
+            known = await self._engine.locate(bucket, key, hops, is_refreshing=True)
         if wanted is not None and wanted.strip() != "*" and version_of(wanted) != known.version:
             raise ObjectChanged(f"{key!r} in {bucket.name!r} is another version now")
         etag = etag_of(known.version)
@@ -86,14 +92,16 @@ class CacheBack:
             answer.finish()
             return True
         try:
-            await self._stream(bucket, known, part, answer)
+            await self._stream(bucket, known, part, answer, hops)
         except ObjectChanged:
             if answer.has_started or wanted is not None:
                 raise
             return False
         return True
 
-    async def _stream(self, bucket: Bucket, known: Known, part: ByteRange | None, answer: Answer) -> None:
+    async def _stream(
+        self, bucket: Bucket, known: Known, part: ByteRange | None, answer: Answer, hops: int
+    ) -> None:
         start, stop = part or (0, known.size_bytes)
         spans = deque(split(start, stop, self._engine.block_size_bytes))
         coming: deque[tuple[BlockSpan, asyncio.Task[Piece | Ticket]]] = deque()
@@ -102,7 +110,8 @@ class CacheBack:
             while spans or coming:
                 while spans and len(coming) < LOOK_AHEAD_BLOCKS:
                     span = spans.popleft()
-                    coming.append((span, asyncio.ensure_future(self._engine.block(known, span.index))))
+                    block = self._engine.block(known, span.index, hops)
+                    coming.append((span, asyncio.ensure_future(block)))
                 span, task = coming[0]
                 found = await task
                 if isinstance(found, Ticket):

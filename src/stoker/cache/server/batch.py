@@ -10,7 +10,8 @@ import msgspec
 
 from stoker._native import Piece
 from stoker.cache.layout import block_bounds, block_count
-from stoker.cache.server.engine import Bucket, Engine
+from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.engine import Engine
 from stoker.cache.server.fetches import Ticket
 from stoker.cache.server.port import Answer, Request
 from stoker.cache.store.known import Known
@@ -61,7 +62,7 @@ class BatchReader:
             self._doubt(bucket, wanted.keys)
         places_from = wanted.places_from_bytes if request.is_own_user else None
         before = b"" if places_from is None else self._folder_frame
-        hit = answer.batch(bucket.number, wanted.keys, bucket.spec.ttl_s, places_from, before)
+        hit = answer.batch(wanted.keys, self._engine.metadata.rule(bucket), places_from, before)
         if hit is not None:
             bucket.hits += len(wanted.keys)
             bucket.hit_bytes += hit.size_bytes

@@ -62,11 +62,9 @@ class FrontAnswer:
         return True
 
     def batch(
-        self, bucket: int, keys: Sequence[str], ttl_s: float, places_from: int | None, before: bytes
+        self, keys: Sequence[str], rule: tuple[int, float, int], places_from: int | None, before: bytes
     ) -> BatchHit | None:
-        said = self._front.answer_batch(
-            self._connection, bucket, keys, ttl_s, places_from, FILES_FOLDER, before
-        )
+        said = self._front.answer_batch(self._connection, keys, rule, places_from, FILES_FOLDER, before)
         if said is None:
             return None
         self.has_started = self.is_finished = True

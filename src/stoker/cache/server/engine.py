@@ -1,10 +1,9 @@
-"""Buckets, pointers and blocks: what a server knows and how it gets what it does not."""
+"""Buckets and blocks: what a server holds and how it gets what it does not."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from stoker._native import Piece
@@ -12,37 +11,37 @@ from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.layout import block_bounds
 from stoker.cache.limits import OriginLimits
+from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.port import Origin
+from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.budget import Budget
 from stoker.cache.server.fetches import Fetches, Ticket
-from stoker.cache.server.flights import Flights
+from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.landing import Landing
+from stoker.cache.server.metadata import Metadata
 from stoker.cache.store.known import Known
+from stoker.cache.store.lots import PrefixRule
 from stoker.cache.store.store import Store
-from stoker.errors import ConfigError, CorruptBlock, ObjectChanged, ObjectNotFound, OriginError
-from stoker.wire.cache_api import BucketSpec, ObjectInfo
+from stoker.errors import (
+    CacheUnavailable,
+    ConfigError,
+    CorruptBlock,
+    ObjectChanged,
+    ObjectNotFound,
+    StokerError,
+)
+from stoker.wire.cache_api import HOPS_MAX, BucketSpec
 
 FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class Bucket:
-    """A bucket with its origin and its figures; `number` is the index's. What the front answers is not in them."""
-
-    name: str
-    number: int
-    spec: BucketSpec
-    origin: GuardedOrigin
-    hits: int = 0
-    misses: int = 0
-    hit_bytes: int = 0
-    path_hits: int = 0
+HANDOVER_S = 600.0
+"""So long after the fleet has changed, who owned a block before is asked whether it holds it."""
 
 
 class _Wanted(NamedTuple):
-    """A block of a version: what fetches are told apart by. `tag`: see Known."""
+    """A block of a version: what fetches are told apart by. `tag`: see Known. One that was handed on often enough is
+    never the same as one that may be handed on: two servers would wait for each other."""
 
     bucket: int
     key: str
@@ -50,6 +49,7 @@ class _Wanted(NamedTuple):
     size_bytes: int
     tag: int
     block: int
+    hops: int
 
     @property
     def known(self) -> Known:
@@ -59,15 +59,18 @@ class _Wanted(NamedTuple):
 class Engine:
     """Lives on one event loop. `open_origin` makes an origin from a URL."""
 
-    def __init__(self, store: Store, open_origin: Callable[[str], Origin], clock: Clock, rng: Rng) -> None:
+    def __init__(
+        self, store: Store, fleet: Fleet, open_origin: Callable[[str], Origin], clock: Clock, rng: Rng
+    ) -> None:
         self.buckets: dict[str, Bucket] = {}
         self.store = store
+        self.fleet = fleet
         self.block_size_bytes = store.holdings.block_size_bytes
+        self.metadata = Metadata(store, fleet, clock, self.buckets)
         self._by_number: dict[int, Bucket] = {}
         self._clock = clock
         self._rng = rng
         self._open_origin = open_origin
-        self._stats: Flights[tuple[str, str], Known] = Flights(self._stat)
         self._fetches: Fetches[_Wanted] = Fetches(self._fetch, self._keep)
         self._budget = Budget(FETCHES_MAX, FETCH_BYTES_MAX)
         self._budgeted: set[_Wanted] = set()
@@ -86,7 +89,17 @@ class Engine:
         )
         rng = self._rng.fork(len(self.buckets))
         origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
-        kept = self.store.open_bucket(name, origin.url, policy=spec.policy)
+        try:
+            kept = self.store.open_bucket(
+                name,
+                origin.url,
+                policy=spec.policy,
+                quota_bytes=spec.quota_bytes,
+                evict_after_s=spec.evict_after_s,
+                rules=[PrefixRule(rule.prefix, rule.quota_bytes, rule.pinned) for rule in spec.prefixes],
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         bucket = Bucket(name, kept.number, spec, origin)
         self.buckets[name] = self._by_number[kept.number] = bucket
         return True
@@ -99,39 +112,27 @@ class Engine:
             raise ObjectNotFound(f"no bucket {name!r}; there are: {known}")
         return found
 
-    def fresh(self, bucket: Bucket, key: str) -> Known | None:
-        """What is known of a key, if its origin need not be asked."""
-        known = self.store.find(bucket.number, key)
-        return known if known is not None and self._is_within(known, bucket.spec.ttl_s) else None
-
-    async def locate(self, bucket: Bucket, key: str) -> Known:
-        """The version of a key; asks the origin if it is unknown or old.
-
-        Raises ObjectNotFound; OriginError if the origin fails and nothing recent enough is known.
-        """
-        known = self.fresh(bucket, key)
-        if known is None:
-            try:
-                known = await self._stats.get((bucket.name, key))
-            except OriginError:
-                known = self.store.find(bucket.number, key)
-                if known is None or not self._is_within(
-                    known, bucket.spec.ttl_s + bucket.spec.stale_if_error_s
-                ):
-                    raise
+    async def locate(self, bucket: Bucket, key: str, hops: int = 0, *, is_refreshing: bool = False) -> Known:
+        """The version of an object. Raises ObjectNotFound; OriginError if the origin fails and nothing recent enough is
+        known."""
+        known = await self.metadata.locate(bucket, key, hops, is_refreshing=is_refreshing)
         if known.is_absent:
             raise ObjectNotFound(f"no object {key!r} in {bucket.name!r}")
         return known
 
-    async def block(self, known: Known, index: int) -> Piece | Ticket:
+    async def block(self, known: Known, index: int, hops: int = 0) -> Piece | Ticket:
         """A block: where it is held, verified; or a part in its fetch, which the caller leaves in the end."""
         piece = await self.store.verified(known, index)
-        return self.fetch(known, index) if piece is None else piece
+        return self.fetch(known, index, hops) if piece is None else piece
 
-    def fetch(self, known: Known, index: int) -> Ticket:
-        """A part in fetching a block from the origin, together with all who want it now."""
+    def fetch(self, known: Known, index: int, hops: int = 0) -> Ticket:
+        """A part in fetching a block from where it is, together with all who want it now."""
         start, stop = block_bounds(known.size_bytes, self.block_size_bytes, index)
-        wanted = _Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index)
+        bucket = self._by_number[known.bucket]
+        name = block_owner_name(bucket.name, known.key, index)
+        # All who make this server go to the origin are one, however often they were handed on.
+        hops = self.fleet.hops(name, bucket.spec.max_replicas, hops)
+        wanted = _Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index, hops)
         return self._fetches.join(wanted, stop - start)
 
     @property
@@ -139,43 +140,16 @@ class Engine:
         """Whether anything that was fetched is still to be stored."""
         return bool(self._fetches.storing)
 
-    def learn(self, bucket: Bucket, info: ObjectInfo) -> Known:
-        """Take in what the origin says about an object."""
-        return self.store.learn(bucket.number, info.key, info.version, info.size_bytes)
-
-    async def list(
-        self, bucket: Bucket, prefix: str, after: str | None, limit: int
-    ) -> AsyncGenerator[list[ObjectInfo], None]:
-        """Pages as the origin gives them; each is learnt."""
-        async with aclosing(bucket.origin.list(prefix, after, limit)) as pages:
-            async for page in pages:
-                for info in page:
-                    self.learn(bucket, info)
-                yield page
-
-    def refresh(self, bucket: Bucket, prefix: str) -> int:
-        """Have the origin asked before anything under the prefix is served again. Returns how many keys that are."""
-        return self.store.refresh(bucket.number, prefix)
-
     async def close(self) -> None:
         """Stop fetching and make all durable."""
         await self._fetches.close()
-        await self._stats.close()
+        await self.metadata.close()
         for bucket in self.buckets.values():
             await bucket.origin.close()
+        await self.fleet.close()
         await self.store.close()
 
-    def _is_within(self, known: Known, age_s: float) -> bool:
-        now_s = self.store.now_s()
-        return known.checked_s != 0 and known.checked_s <= now_s and now_s + 1 - known.checked_s <= age_s
-
-    async def _stat(self, name: tuple[str, str]) -> Known:
-        bucket = self.buckets[name[0]]
-        try:
-            info = await bucket.origin.stat(name[1])
-        except ObjectNotFound:
-            return self.store.learn(bucket.number, name[1], "", 0, is_absent=True)
-        return self.learn(bucket, info)
+    # -- where a block comes from -------------------------------------------------------------------------------
 
     async def _fetch(self, wanted: _Wanted, landing: Landing) -> None:
         known, bucket = wanted.known, self._by_number[wanted.bucket]
@@ -188,20 +162,80 @@ class Engine:
             with suppress(CorruptBlock):
                 landing.take(memoryview(await self.store.read(piece))[landing.filled :])
                 return
-        start, stop = block_bounds(known.size_bytes, self.block_size_bytes, wanted.block)
-        await self._budget.take(stop - start)
+        await self._budget.take(len(landing.data))
         self._budgeted.add(wanted)
         try:
-            landing.take(await bucket.origin.read(known.key, start + landing.filled, stop, known.version))
+            if not await self._from_peers(wanted, bucket, landing):
+                await self._from_origin(wanted, bucket, landing)
         except BaseException as error:
-            self._give_budget(wanted, stop - start)
+            self._give_budget(wanted, len(landing.data))
             if isinstance(error, (ObjectChanged, ObjectNotFound)):
-                self._forget(known)
+                self.metadata.forget(known)
             raise
 
-    async def _keep(self, wanted: _Wanted, landing: Landing) -> None:
+    async def _from_origin(self, wanted: _Wanted, bucket: Bucket, landing: Landing) -> None:
+        start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
+        parts = bucket.origin.stream(wanted.key, start + landing.filled, stop, wanted.version)
+        async with aclosing(parts):
+            async for part in parts:
+                landing.take(part)
+
+    async def _from_peers(self, wanted: _Wanted, bucket: Bucket, landing: Landing) -> bool:
+        """Whether a peer had it all. What one cannot give, the next goes on with, and then the origin."""
+        if self.fleet.is_alone:
+            return False
+        name = block_owner_name(bucket.name, wanted.key, wanted.block)
+        for peer, url in self.fleet.candidates(name, bucket.spec.max_replicas, wanted.hops):
+            if await self._from_peer(peer, url, wanted, bucket, landing, wanted.hops + 1):
+                return True
+        before = await self._owner_before(name, wanted, bucket)
+        return before is not None and await self._from_peer(*before, wanted, bucket, landing, HOPS_MAX)
+
+    async def _from_peer(
+        self, peer: str, url: str, wanted: _Wanted, bucket: Bucket, landing: Landing, hops: int
+    ) -> bool:
+        start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
+        at = start + landing.filled
+        parts = self.fleet.peers.stream(url, bucket.name, wanted.key, at, stop, wanted.version, hops)
         try:
-            await self.store.put(wanted.known, wanted.block, landing.data)
+            await self._take(parts, bucket, landing)
+        except CacheUnavailable as error:
+            self.fleet.lost(peer, error)
+        except StokerError:
+            return False  # it knows another version, or its origin fails: the origin has the last word
+        return landing.is_whole
+
+    async def _take(self, parts: AsyncGenerator[bytes, None], bucket: Bucket, landing: Landing) -> None:
+        async with aclosing(parts):
+            async for part in parts:
+                landing.take(part)
+                bucket.peer_bytes += len(part)
+
+    async def _owner_before(self, name: str, wanted: _Wanted, bucket: Bucket) -> tuple[str, str] | None:
+        """Who owned the block until the fleet changed, and holds it still; only if this server owns it now."""
+        if self._clock.now() - self.fleet.changed_at > HANDOVER_S:
+            return None
+        owner = self.fleet.view.placement().owner(name)
+        before = self.fleet.view.owner_before(name)
+        url = None if before is None else self.fleet.url(before)
+        if before is None or url is None or owner is None or owner.name != self.fleet.me.name:
+            return None
+        try:
+            question = [(wanted.key, wanted.version, wanted.block)]
+            held = await self.fleet.peers.held(url, bucket.name, question)
+        except CacheUnavailable as error:
+            self.fleet.lost(before, error)
+            return None
+        except StokerError:
+            return None
+        return (before, url) if held[0] else None
+
+    async def _keep(self, wanted: _Wanted, landing: Landing) -> None:
+        bucket = self._by_number[wanted.bucket]
+        name = block_owner_name(bucket.name, wanted.key, wanted.block)
+        try:
+            if self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps:
+                await self.store.put(wanted.known, wanted.block, landing.data)
         finally:
             self._give_budget(wanted, len(landing.data))
 
@@ -209,8 +243,3 @@ class Engine:
         if wanted in self._budgeted:
             self._budgeted.remove(wanted)
             self._budget.give(size_bytes)
-
-    def _forget(self, known: Known) -> None:
-        now = self.store.find(known.bucket, known.key)
-        if now is not None and now.version == known.version:
-            self.store.forget(known.bucket, known.key)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
+from stoker.wire.cache_api import HOPS, HOPS_MAX
 
 
 class Request:
@@ -39,6 +40,12 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
 
+def hops_of(request: Request) -> int:
+    """How often a request was handed on from server to server."""
+    said = request.header(HOPS.lower().encode()) or "0"
+    return min(int(said), HOPS_MAX) if said.isascii() and said.isdigit() else 0
+
+
 class BatchHit(NamedTuple):
     """A batch that was answered at once. `large`: containers of large objects whose place was named."""
 
@@ -69,9 +76,10 @@ class Answer(Protocol):
         ...
 
     def batch(
-        self, bucket: int, keys: Sequence[str], ttl_s: float, places_from: int | None, before: bytes
+        self, keys: Sequence[str], rule: tuple[int, float, int], places_from: int | None, before: bytes
     ) -> BatchHit | None:
-        """The whole answer, if all these objects are here; None, and nothing is written, otherwise."""
+        """The whole answer, if all these objects are here; `rule`: the bucket's number, its ttl in seconds, and when
+        the origin must have been asked at the earliest. None, and nothing is written, otherwise."""
         ...
 
     async def drain(self) -> None:

@@ -16,15 +16,18 @@ from stoker._native import Front, FrontSettings
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.auth.tokens import TokenAuth, check_listen
+from stoker.cache.fleet.open import open_membership
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.origin.open import open_origin
 from stoker.cache.server.admin import Admin, FrontHits, check_bucket
 from stoker.cache.server.back import CacheBack
 from stoker.cache.server.connections import Connections
 from stoker.cache.server.engine import Engine
+from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.listening import connections_max, listen_tcp, listen_unix, raise_file_limit
+from stoker.cache.server.peers import Peers
 from stoker.cache.store.store import Store
-from stoker.wire.cache_api import BucketSpec
+from stoker.wire.cache_api import BucketSpec, FleetMember
 
 _TICK_S = 0.25
 _DRAIN_S = 5.0
@@ -54,6 +57,19 @@ class ServerSettings:
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
     environment: Mapping[str, str] = field(default_factory=dict)
     """Where origins look up AWS_* variables."""
+
+    fleet: str = ""
+    """Where the members of the fleet meet, see `open_membership`; empty: this server is alone."""
+
+    advertise: str = ""
+    """The URL at which the others reach this server; empty: where it listens."""
+
+    name: str = ""
+    """This server's own in its fleet, the same after a restart; empty: its URL."""
+
+    zone: str = ""
+    weight: int = 1
+    """Its share of the fleet's blocks, beside the others'."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +103,24 @@ class CacheServer:
         # Origins without an asynchronous interface wait in threads, one for each read.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "stoker-cache-io"))
         listeners = [listen_tcp(settings.host, settings.port)]
+        host, port = listeners[0].getsockname()[:2]
+        endpoint = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
             if settings.unix_path is not None:
                 listeners.append(listen_unix(settings.unix_path))
-            self._engine = engine = await self._open_engine()
+            self._engine = engine = await self._open_engine(endpoint)
         except BaseException:
             for listener in listeners:
                 listener.close()
             raise
-        host, port = listeners[0].getsockname()[:2]
         self._start_front(engine, listeners)
-        shown = f"[{host}]" if ":" in host else host
-        return Listening(f"http://{shown}:{port}", settings.unix_path, engine.store.notes)
+        await engine.fleet.start()
+        return Listening(endpoint, settings.unix_path, engine.store.notes)
 
     async def stop(self) -> None:
         """Take no more connections, finish what was asked, make all durable."""
+        if self._engine is not None:
+            await self._engine.fleet.retire()
         if self._front is not None and self._connections is not None:
             self._front.drain()
             deadline = self._clock.now() + _DRAIN_S
@@ -112,11 +131,12 @@ class CacheServer:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._engine is not None:
+            await self._engine.fleet.leave()
             await self._engine.close()
         if self._settings.unix_path is not None:
             Path(self._settings.unix_path).unlink(missing_ok=True)
 
-    async def _open_engine(self) -> Engine:
+    async def _open_engine(self, endpoint: str) -> Engine:
         """The engine, with its buckets, within its limit."""
         settings = self._settings
         # A large folder takes a while; whoever waits for the server may stop it meanwhile.
@@ -130,7 +150,11 @@ class CacheServer:
         )
         try:
             engine = Engine(
-                store, lambda url: open_origin(url, settings.environment), self._clock, self._rng.fork(2)
+                store,
+                self._open_fleet(endpoint),
+                lambda url: open_origin(url, settings.environment),
+                self._clock,
+                self._rng.fork(2),
             )
             for name, spec in settings.buckets.items():
                 engine.add_bucket(name, spec)
@@ -139,6 +163,14 @@ class CacheServer:
             await store.close()
             raise
         return engine
+
+    def _open_fleet(self, endpoint: str) -> Fleet:
+        """Raises ConfigError."""
+        settings = self._settings
+        url = settings.advertise or endpoint
+        me = FleetMember(settings.name or url.removeprefix("http://"), url, settings.weight, settings.zone)
+        membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
+        return Fleet(me, membership, Peers(self._auth.fleet_token()), self._clock, self._rng.fork(3))
 
     def _start_front(self, engine: Engine, listeners: Sequence[socket.socket]) -> None:
         limits = FrontSettings()
@@ -170,7 +202,8 @@ class CacheServer:
         """Tell the front who may read what, and for how long what is known of a bucket is good."""
         if self._front is None or self._engine is None:
             return
-        buckets = {name: (bucket.number, bucket.spec.ttl_s) for name, bucket in self._engine.buckets.items()}
+        rule = self._engine.metadata.rule
+        buckets = {name: rule(bucket) for name, bucket in self._engine.buckets.items()}
         self._front.set_rules(self._auth.rules(), buckets)
 
     async def _tick(self, front: Front, engine: Engine) -> None:

@@ -151,6 +151,13 @@ class Store:
         """Where a block is, if it is here; counts as a use. It may have to be verified."""
         return self.index.held(known.bucket, known.key, known.tag, block, self.now_s())
 
+    def has(self, known: Known, block: int) -> bool:
+        """Whether a block is here, which does not count as a use."""
+        found = self.index.find(known.bucket, known.key, True)
+        if found is None or found.tag != known.tag or not found.container:
+            return False
+        return found.block(block) is not None if found.is_large else block == 0
+
     async def verified(self, known: Known, block: int) -> Piece | None:
         """A block that is here and right. One that was not looked at since the start is read first, and is given up
         where it does not match its checksum."""

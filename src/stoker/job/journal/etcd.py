@@ -11,15 +11,6 @@ import msgspec
 
 from stoker.errors import JournalDamaged, JournalUnavailable, LeadershipLost, StokerError
 from stoker.job.journal.durable import Entry, entry_as_dict
-from stoker.job.journal.etcd_api import (
-    OUT_OF_RANGE,
-    EtcdClient,
-    EtcdFull,
-    EtcdRefused,
-    KeyValue,
-    Range,
-    Transaction,
-)
 from stoker.job.journal.etcd_layout import (
     INLINE,
     LAYOUT,
@@ -39,6 +30,15 @@ from stoker.job.journal.etcd_layout import (
 )
 from stoker.job.journal.etcd_room import EtcdRoom
 from stoker.job.journal.leadership import EtcdLeadership, key_was_created_at
+from stoker.wire.etcd import (
+    OUT_OF_RANGE,
+    EtcdClient,
+    EtcdFull,
+    EtcdRefused,
+    KeyValue,
+    Range,
+    Transaction,
+)
 
 PAGE_RECORDS, PAGE_ENTRIES, PAGE_PIECES, PAGE_NAMES = 32, 200, 4, 1000
 TIDY_TIMEOUT_S = 1.0

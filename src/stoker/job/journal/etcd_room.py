@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.job.journal.etcd_api import OUT_OF_RANGE, EtcdClient, EtcdRefused, Transaction
+from stoker.wire.etcd import OUT_OF_RANGE, EtcdClient, EtcdRefused, Transaction
 
 log = logging.getLogger("stoker.journal")
 COMPACT_AFTER_REVISIONS = 50_000

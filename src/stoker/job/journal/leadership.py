@@ -18,9 +18,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
 
 from stoker.errors import JournalDamaged, JournalUnavailable, LeadershipLost, StokerError
-from stoker.job.journal.etcd_api import EtcdClient, EtcdFull, KeyValue, Lease, Transaction
 from stoker.job.journal.etcd_layout import Keys
 from stoker.job.journal.etcd_room import EtcdRoom
+from stoker.wire.etcd import EtcdClient, EtcdFull, KeyValue, Lease, Transaction
 
 log = logging.getLogger("stoker.journal")
 RECHECK_S = 10.0

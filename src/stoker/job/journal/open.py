@@ -27,8 +27,8 @@ from stoker.job.journal.file import FileJournal
 from stoker.job.journal.memory import MemoryJournal
 
 if TYPE_CHECKING:
-    from stoker.job.journal.etcd_api import EtcdClient
     from stoker.job.journal.leadership import EtcdLocator
+    from stoker.wire.etcd import EtcdClient
 
 FORMS = "a path, sqlite:///path, or etcd://host:2379,host:2379[/prefix][?ca=FILE&cert=FILE&key=FILE]"
 ETCD_PORT = 2379
@@ -136,7 +136,7 @@ def _checked(job: str) -> str:
 
 
 def _client(place: EtcdPlace) -> EtcdClient:
-    from stoker.job.journal.etcd_api import EtcdClient
+    from stoker.wire.etcd import EtcdClient
 
     return EtcdClient(place.endpoints, tls=_tls(place))
 

@@ -197,9 +197,14 @@ class EtcdClient:
         streamed = await self.call("lease/keepalive", {"ID": lease}, _Streamed, timeout_s=timeout_s)
         return streamed.result.TTL
 
-    async def wait_for_change(self, key: bytes, after_revision: int, timeout_s: float) -> None:
-        """Return once the key changed after this revision, or it can no longer be told, or time is up."""
-        request = {"create_request": {"key": key, "start_revision": after_revision + 1}}
+    async def wait_for_change(
+        self, key: bytes, after_revision: int, timeout_s: float, range_end: bytes = b""
+    ) -> None:
+        """Return once the key, or one of those up to `range_end`, changed after this revision, or it can no longer be
+        told, or time is up."""
+        request = {
+            "create_request": {"key": key, "range_end": range_end, "start_revision": after_revision + 1}
+        }
         url = self.urls[self._at]
         try:
             async with (

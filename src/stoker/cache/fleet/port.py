@@ -1,0 +1,24 @@
+"""The membership port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from stoker.wire.cache_api import FleetMember
+
+
+class Membership(Protocol):
+    """Tells who is in the fleet, and tells the others of this server."""
+
+    def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
+        """The members now, then whenever they change. It outlives whatever it asks; ends only by `aclose`."""
+        ...
+
+    async def announce(self, me: FleetMember) -> None:
+        """Be in the fleet from now on, as this; again, to change how. Raises EnvironmentProblem."""
+        ...
+
+    async def leave(self) -> None:
+        """Be in it no more. Never raises."""
+        ...

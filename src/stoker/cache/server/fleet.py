@@ -1,0 +1,185 @@
+"""This server's part in its fleet: who the others are, which of them to ask, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+
+from stoker.base.clock import Clock
+from stoker.base.rng import Rng
+from stoker.cache.fleet.port import Membership
+from stoker.cache.maglev import Member
+from stoker.cache.route import PEERS_MAX, FleetView, Route
+from stoker.cache.server.peers import Peers
+from stoker.errors import CacheUnavailable, ObjectChanged, ObjectNotFound, StokerError
+from stoker.wire.cache_api import HOPS_MAX, FleetMember, FleetStatus
+
+log = logging.getLogger("stoker.cache")
+T = TypeVar("T")
+PROBE_EVERY_S = 0.5
+RETIRE_S = 1.5
+
+
+class Fleet:
+    """Lives on one event loop. Without `membership` this server is alone."""
+
+    def __init__(
+        self, me: FleetMember, membership: Membership | None, peers: Peers, clock: Clock, rng: Rng
+    ) -> None:
+        self.me = me
+        self.view = FleetView(me.name)
+        self.changed_at = -1e9
+        self._membership = membership
+        self._peers = peers
+        self._clock = clock
+        self._rng = rng
+        self._urls: dict[str, str] = {}
+        self._members: tuple[FleetMember, ...] = (me,)
+        self._watching: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether this server is in no fleet."""
+        return self._membership is None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody else."""
+        return len(self._members) < 2
+
+    @property
+    def peers(self) -> Peers:
+        return self._peers
+
+    async def start(self) -> None:
+        """Be in the fleet, and know it. Raises EnvironmentProblem."""
+        if self._membership is None:
+            return
+        members = self._membership.members()
+        first = await anext(members)
+        await self._membership.announce(self.me)
+        self._take([member for member in first if member.name != self.me.name] + [self.me])
+        self._watching = asyncio.get_running_loop().create_task(self._watch(members))
+        self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def retire(self) -> None:
+        """Own nothing any more: others are asked in this server's place, while it still answers and hands on what it
+        holds. Returns once they can know."""
+        if self._membership is not None and not self.is_alone:
+            try:
+                await self._membership.announce(msgspec.structs.replace(self.me, weight=0))
+            except StokerError as error:
+                log.warning("the fleet cannot be told that this server leaves: %s", error)
+                return
+            await asyncio.sleep(RETIRE_S)
+
+    async def leave(self) -> None:
+        """Be a member no more."""
+        tasks = [task for task in (self._watching, self._probing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._membership is not None:
+            await self._membership.leave()
+
+    async def close(self) -> None:
+        await self._peers.close()
+
+    def status(self) -> FleetStatus:
+        return FleetStatus(self.me.name, list(self._members), sorted(self.view.down()))
+
+    def route(self, name: str, max_replicas: int, hops: int) -> Route:
+        """Where what is placed by that name comes from."""
+        return self.view.route(name, max_replicas, hops, HOPS_MAX, self._rng)
+
+    def hops(self, name: str, max_replicas: int, hops: int) -> int:
+        """How often a request counts as handed on: HOPS_MAX where it will not be again."""
+        return min(hops, HOPS_MAX) if self.route(name, max_replicas, hops).peers else HOPS_MAX
+
+    def url(self, name: str) -> str | None:
+        """Where a member is."""
+        return self._urls.get(name)
+
+    async def ask(
+        self, name: str, max_replicas: int, hops: int, question: Callable[[str], Awaitable[T]]
+    ) -> T | None:
+        """The answer of whoever has what is placed by that name; None: that is this server, or they cannot answer.
+
+        Raises what is true wherever it is asked: ObjectNotFound, ObjectChanged.
+        """
+        for peer, url in self.candidates(name, max_replicas, hops):
+            try:
+                return await question(url)
+            except (ObjectNotFound, ObjectChanged):
+                raise
+            except CacheUnavailable as error:
+                self.lost(peer, error)
+            except StokerError as error:
+                log.debug("%s could not answer: %s", peer, error)
+        return None
+
+    def candidates(self, name: str, max_replicas: int, hops: int) -> Iterator[tuple[str, str]]:
+        """Whom to ask for what is placed by that name, one after the other, with their URLs. Each is looked up after
+        the one before has failed: who owns what may be another by then, perhaps this server."""
+        tried: set[str] = set()
+        while len(tried) < PEERS_MAX:
+            left = [peer for peer in self.route(name, max_replicas, hops).peers if peer not in tried]
+            if not left:
+                return
+            tried.add(left[0])
+            url = self._urls.get(left[0])
+            if url is not None:
+                yield left[0], url
+
+    def lost(self, name: str, error: CacheUnavailable) -> None:
+        """A member could not be reached."""
+        log.info("%s is left out for a while: %s", name, error)
+        self.view.failed(name, self._clock.now(), self._rng)
+
+    async def tell_all(self, question: Callable[[str], Awaitable[object]]) -> list[str]:
+        """Tell every other member; the names of those that could not be told."""
+        others = [member for member in self._members if member.name != self.me.name]
+        said = await asyncio.gather(*(question(member.url) for member in others), return_exceptions=True)
+        missed = []
+        for member, answer in zip(others, said, strict=True):
+            if isinstance(answer, CacheUnavailable):
+                self.lost(member.name, answer)
+            if isinstance(answer, BaseException):
+                missed.append(member.name)
+        return missed
+
+    def _take(self, members: list[FleetMember]) -> None:
+        self._members = tuple(sorted(members, key=lambda member: member.name))
+        self._urls = {member.name: member.url for member in members}
+        if self.view.set_members(Member(m.name, m.weight, m.zone) for m in members):
+            self.changed_at = self._clock.now()
+            names = ", ".join(m.name for m in self._members)
+            log.info("the fleet: %s", names)
+            self.on_change()
+
+    async def _probe(self) -> None:
+        """Ask those who could not be reached whether they are back, so that no reader has to find out."""
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            for name in self.view.due(self._clock.now()):
+                url = self._urls.get(name)
+                if url is not None and await self._peers.is_alive(url):
+                    log.info("%s is back", name)
+                    self.view.answered(name)
+                else:
+                    self.view.failed(name, self._clock.now(), self._rng)
+
+    async def _watch(self, members: AsyncGenerator[Sequence[FleetMember], None]) -> None:
+        async with aclosing(members):
+            async for found in members:
+                try:
+                    self._take(list(found))
+                except ValueError as error:
+                    log.warning("the fleet's members are not understood: %s", error)

@@ -1,0 +1,67 @@
+"""Pages of lists that were asked for lately, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from stoker.wire.cache_api import ObjectPage
+
+OBJECTS_MAX = 200_000
+
+
+class _Asked(NamedTuple):
+    bucket: str
+    prefix: str
+    after: str | None
+    limit: int
+
+
+class Lists:
+    """What `ask` was answered with, until it is too old, refreshed, or others were asked for since. Pure."""
+
+    def __init__(self, objects_max: int = OBJECTS_MAX) -> None:
+        self._objects_max = objects_max
+        self._pages: OrderedDict[_Asked, tuple[ObjectPage, float]] = OrderedDict()
+        self._objects = 0
+
+    def __len__(self) -> int:
+        return self._objects
+
+    def get(
+        self, bucket: str, prefix: str, after: str | None, limit: int, ttl_s: float, now: float
+    ) -> tuple[ObjectPage, float] | None:
+        """A page, and how many seconds old it is; None if there is none that is younger than `ttl_s`."""
+        asked = _Asked(bucket, prefix, after, limit)
+        known = self._pages.get(asked)
+        if known is None:
+            return None
+        age_s = now - known[1]
+        if age_s > ttl_s:
+            return None
+        self._pages.move_to_end(asked)
+        return known[0], age_s
+
+    def put(
+        self, bucket: str, prefix: str, after: str | None, limit: int, page: ObjectPage, now: float
+    ) -> None:
+        """Remember a page."""
+        asked = _Asked(bucket, prefix, after, limit)
+        self._drop(asked)
+        self._pages[asked] = page, now
+        self._objects += len(page.objects) + 1
+        while self._objects > self._objects_max:
+            self._drop(next(iter(self._pages)))
+
+    def refresh(self, bucket: str, prefix: str) -> None:
+        """Forget all pages that may tell of keys under the prefix."""
+        for asked in list(self._pages):
+            if asked.bucket == bucket and (
+                asked.prefix.startswith(prefix) or prefix.startswith(asked.prefix)
+            ):
+                self._drop(asked)
+
+    def _drop(self, asked: _Asked) -> None:
+        known = self._pages.pop(asked, None)
+        if known is not None:
+            self._objects -= len(known[0].objects) + 1

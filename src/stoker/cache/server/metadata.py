@@ -1,0 +1,163 @@
+"""What is known of keys: from the index while it is fresh, else from the key's owner, which asks the origin."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import NamedTuple
+
+from stoker.base.clock import Clock
+from stoker.cache.maglev import block_owner_name
+from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.fleet import Fleet
+from stoker.cache.server.flights import Flights
+from stoker.cache.server.lists import Lists
+from stoker.cache.store.known import Known
+from stoker.cache.store.store import Store
+from stoker.errors import ObjectNotFound, OriginError
+from stoker.wire.cache_api import ObjectInfo, ObjectPage, ObjectStat
+
+
+class _Stat(NamedTuple):
+    """A question that is asked once for all who ask it at the same time. One that was handed on often enough is never
+    the same as one that may be handed on: two servers would wait for each other."""
+
+    bucket: str
+    key: str
+    hops: int
+    is_refreshing: bool
+
+
+class Metadata:
+    """Lives on one event loop."""
+
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock, buckets: dict[str, Bucket]) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._clock = clock
+        self._buckets = buckets
+        self._stats: Flights[_Stat, Known] = Flights(self._stat)
+        self._lists = Lists()
+        # While this server was away the others may have been told to forget what it still knows.
+        self._not_before_s = 0 if fleet.is_single else store.now_s()
+
+    def rule(self, bucket: Bucket) -> tuple[int, float, int]:
+        """What makes a hit of a bucket, for the front: its number, its ttl in seconds, and when the origin must have
+        been asked at the earliest."""
+        return bucket.number, bucket.spec.ttl_s, self._not_before_s
+
+    def fresh(self, bucket: Bucket, key: str) -> Known | None:
+        """What is known of a key, if nobody need be asked."""
+        known = self._store.find(bucket.number, key)
+        if known is None:
+            return None
+        ttl_s = bucket.spec.ttl_s
+        if known.is_absent:
+            ttl_s = min(ttl_s, bucket.spec.negative_ttl_s)
+        is_fresh = known.checked_s >= self._not_before_s and self._is_within(known, ttl_s)
+        return known if is_fresh else None
+
+    async def locate(self, bucket: Bucket, key: str, hops: int = 0, *, is_refreshing: bool = False) -> Known:
+        """The version of a key, which may be that there is none; the origin is asked where it is unknown or old, or
+        `is_refreshing`. Raises OriginError if the origin fails and nothing recent enough is known."""
+        known = None if is_refreshing else self.fresh(bucket, key)
+        if known is not None:
+            return known
+        try:
+            hops = self._fleet.hops(block_owner_name(bucket.name, key, 0), 1, hops)
+            return await self._stats.get(_Stat(bucket.name, key, hops, is_refreshing))
+        except OriginError:
+            known = self._store.find(bucket.number, key)
+            stale_s = bucket.spec.ttl_s + bucket.spec.stale_if_error_s
+            if is_refreshing or known is None or not self._is_within(known, stale_s):
+                raise
+            return known
+
+    def stat_of(self, known: Known) -> ObjectStat:
+        """What to tell a peer."""
+        age_s = max(0, self._store.now_s() - known.checked_s)
+        return ObjectStat(known.key, known.size_bytes, known.version, age_s, known.is_absent)
+
+    def learn(self, bucket: Bucket, info: ObjectInfo) -> Known:
+        """Take in what the origin says about an object."""
+        return self._store.learn(bucket.number, info.key, info.version, info.size_bytes)
+
+    async def page(
+        self, bucket: Bucket, prefix: str, after: str | None, limit: int, hops: int = 0
+    ) -> ObjectPage:
+        """A page of a list: of objects under `prefix` that come after `after`. Raises OriginError."""
+        ttl_s, now = bucket.spec.ttl_s, self._clock.now()
+        known = self._lists.get(bucket.name, prefix, after, limit, ttl_s, now)
+        if known is not None:
+            return known[0]
+        page = await self._fleet.ask(
+            block_owner_name(bucket.name, prefix, 0),
+            1,
+            hops,
+            lambda url: self._fleet.peers.list_page(url, bucket.name, prefix, after, limit, hops + 1),
+        )
+        if page is not None:
+            return page
+        try:
+            page = await self._origins_page(bucket, prefix, after, limit)
+        except OriginError:
+            known = self._lists.get(
+                bucket.name, prefix, after, limit, ttl_s + bucket.spec.stale_if_error_s, now
+            )
+            if known is None:
+                raise
+            return known[0]
+        if ttl_s > 0:
+            self._lists.put(bucket.name, prefix, after, limit, page, self._clock.now())
+        return page
+
+    def refresh(self, bucket: Bucket, prefix: str) -> int:
+        """Have the origin asked before anything under the prefix is served again here. Returns how many keys."""
+        self._lists.refresh(bucket.name, prefix)
+        return self._store.refresh(bucket.number, prefix)
+
+    def forget(self, known: Known) -> None:
+        """That version is not there any more, unless another is known already."""
+        now = self._store.find(known.bucket, known.key)
+        if now is not None and now.version == known.version:
+            self._store.forget(known.bucket, known.key)
+
+    async def close(self) -> None:
+        await self._stats.close()
+
+    def _is_within(self, known: Known, age_s: float) -> bool:
+        now_s = self._store.now_s()
+        return known.checked_s != 0 and known.checked_s <= now_s and now_s + 1 - known.checked_s <= age_s
+
+    async def _stat(self, asked: _Stat) -> Known:
+        bucket = self._buckets[asked.bucket]
+        said = await self._fleet.ask(
+            block_owner_name(asked.bucket, asked.key, 0),
+            1,
+            asked.hops,
+            lambda url: self._fleet.peers.stat(
+                url, asked.bucket, asked.key, asked.hops + 1, is_refreshing=asked.is_refreshing
+            ),
+        )
+        if said is not None:
+            checked_s = max(1, self._store.now_s() - said.age_s)
+            return self._store.learn(
+                bucket.number,
+                said.key,
+                said.version,
+                said.size_bytes,
+                is_absent=said.is_absent,
+                checked_s=checked_s,
+            )
+        try:
+            info = await bucket.origin.stat(asked.key)
+        except ObjectNotFound:
+            return self._store.learn(bucket.number, asked.key, "", 0, is_absent=True)
+        return self.learn(bucket, info)
+
+    async def _origins_page(self, bucket: Bucket, prefix: str, after: str | None, limit: int) -> ObjectPage:
+        async with aclosing(bucket.origin.list(prefix, after, limit)) as pages:
+            async for found in pages:
+                for info in found:
+                    self.learn(bucket, info)
+                return ObjectPage(found, found[-1].key if len(found) == limit else None)
+        return ObjectPage([])

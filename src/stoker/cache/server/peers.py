@@ -1,0 +1,209 @@
+"""Asking the other servers of the fleet, over kept connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from stoker.errors import CacheUnavailable, StokerError, WireError
+from stoker.wire.cache_api import (
+    HOPS,
+    MSGPACK,
+    ErrorBody,
+    HeldAnswer,
+    HeldQuery,
+    ObjectPage,
+    ObjectStat,
+    Refreshed,
+    error_of,
+)
+from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, etag_of, object_target, parse_response_head
+
+T = TypeVar("T")
+CONNECT_S = 2.0
+SILENCE_S = 2.0
+"""After so long a peer is asked whether it lives; while it does, it is waited for: its origin may be slow."""
+PATIENCE_S = 120.0
+_IDLE_MAX = 16
+_REFRESHING = "Cache-Control: no-cache\r\n"
+_PART_BYTES = 256 * 1024
+
+_Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Peers:
+    """Every method raises CacheUnavailable where the peer cannot be reached or falls silent, and what the peer says."""
+
+    def __init__(self, token: str | None, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
+        self._idle: dict[str, deque[_Link]] = defaultdict(deque)
+        self._headers = f"Accept: {MSGPACK}\r\n"
+        if token is not None:
+            self._headers += f"Authorization: Bearer {token}\r\n"
+
+    async def stat(
+        self, url: str, bucket: str, key: str, hops: int, *, is_refreshing: bool = False
+    ) -> ObjectStat:
+        """What a peer knows of a key; as the owner it asks the origin, where it must or is to."""
+        target = f"/-/stat{object_target(bucket, key)}"
+        return await self._call(
+            url, "GET", target, ObjectStat, hops=hops, headers=_REFRESHING if is_refreshing else ""
+        )
+
+    async def list_page(
+        self, url: str, bucket: str, prefix: str, after: str | None, limit: int, hops: int
+    ) -> ObjectPage:
+        """A page of a list."""
+        query = {"prefix": prefix, "limit": str(limit)} | ({} if after is None else {"after": after})
+        target = f"/-/list/{quote(bucket, safe='')}?{urlencode(query)}"
+        return await self._call(url, "GET", target, ObjectPage, hops=hops)
+
+    async def refresh(self, url: str, bucket: str, prefix: str, hops: int) -> Refreshed:
+        """Have a peer drop what it knows under a prefix."""
+        target = f"/-/refresh/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"
+        return await self._call(url, "POST", target, Refreshed, b"", hops=hops)
+
+    async def held(self, url: str, bucket: str, blocks: Sequence[tuple[str, str, int]]) -> list[bool]:
+        """Which of these blocks a peer holds."""
+        body = msgspec.msgpack.encode(HeldQuery(list(blocks)))
+        target = f"/-/held/{quote(bucket, safe='')}"
+        return (await self._call(url, "POST", target, HeldAnswer, body)).held
+
+    async def stream(
+        self, url: str, bucket: str, key: str, start: int, stop: int, version: str, hops: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Bytes `[start, stop)` of that version, as they come."""
+        headers = f"Range: bytes={start}-{stop - 1}\r\nIf-Match: {etag_of(version)}\r\n{HOPS}: {hops}\r\n"
+        async with self._asked(url, "GET", object_target(bucket, key), headers, None) as (reader, head):
+            if head.status >= 400:
+                raise _failure(head, await self._body(url, reader, head))
+            left = head.content_length
+            if head.status != 206 or left != stop - start:
+                raise WireError(f"{url} answered {head.status} with {left} bytes for {stop - start}")
+            while left:
+                part = await self._patiently(url, reader.read(min(left, _PART_BYTES)))
+                if not part:
+                    raise ConnectionResetError("it closed the connection")
+                left -= len(part)
+                yield part
+
+    async def is_alive(self, url: str) -> bool:
+        """Whether a peer answers at all."""
+        with contextlib.suppress(OSError, EOFError, asyncio.IncompleteReadError, TimeoutError, WireError):
+            async with asyncio.timeout(self._silence_s):
+                reader, writer = await self._connect(url)
+                try:
+                    writer.write(f"GET /-/health HTTP/1.1\r\nHost: peer\r\n{self._headers}\r\n".encode())
+                    head = parse_response_head((await reader.readuntil(b"\r\n\r\n"))[:-4])
+                    return head.status == 200
+                finally:
+                    writer.close()
+        return False
+
+    async def close(self) -> None:
+        """Close all kept connections."""
+        for links in self._idle.values():
+            for _, writer in links:
+                writer.close()
+        self._idle.clear()
+
+    async def _call(
+        self,
+        url: str,
+        method: str,
+        target: str,
+        kind: type[T],
+        body: bytes | None = None,
+        *,
+        hops: int = 0,
+        headers: str = "",
+    ) -> T:
+        if hops:
+            headers += f"{HOPS}: {hops}\r\n"
+        async with self._asked(url, method, target, headers, body) as (reader, head):
+            said = await self._body(url, reader, head)
+        if head.status >= 400:
+            raise _failure(head, said)
+        try:
+            return msgspec.msgpack.decode(said, type=kind)
+        except msgspec.DecodeError as error:
+            raise WireError(f"the answer of {url} is not understood: {error}") from error
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, url: str, method: str, target: str, headers: str, body: bytes | None
+    ) -> AsyncGenerator[tuple[asyncio.StreamReader, ResponseHead], None]:
+        """Send a request and read the head of its answer; the body is read inside. A kept connection that was closed
+        meanwhile is no failure."""
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        request = f"{method} {target} HTTP/1.1\r\nHost: peer\r\n{self._headers}{headers}{length}\r\n".encode()
+        request += body or b""
+        link: _Link | None = None
+        is_whole = False
+        try:
+            while True:
+                was_kept = bool(self._idle[url])
+                link = self._idle[url].pop() if was_kept else await self._connect(url)
+                try:
+                    link[1].write(request)
+                    head = await self._head(url, link[0])
+                    break
+                except (OSError, EOFError, asyncio.IncompleteReadError):
+                    link[1].close()
+                    link = None
+                    if not was_kept:
+                        raise
+            yield link[0], head
+            is_whole = not head.closes
+        except TimeoutError:
+            raise CacheUnavailable(f"{url} is silent") from None
+        except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            raise CacheUnavailable(f"{url} cannot be asked: {error or type(error).__name__}") from None
+        finally:
+            if link is not None:
+                if is_whole and len(self._idle[url]) < _IDLE_MAX:
+                    self._idle[url].append(link)
+                else:
+                    link[1].close()
+
+    async def _connect(self, url: str) -> _Link:
+        parts = urlsplit(url)
+        async with asyncio.timeout(CONNECT_S):
+            return await asyncio.open_connection(parts.hostname, parts.port, limit=HEAD_BYTES_MAX)
+
+    async def _head(self, url: str, reader: asyncio.StreamReader) -> ResponseHead:
+        return parse_response_head((await self._patiently(url, reader.readuntil(b"\r\n\r\n")))[:-4])
+
+    async def _body(self, url: str, reader: asyncio.StreamReader, head: ResponseHead) -> bytes:
+        length = head.content_length
+        if length is None:
+            raise WireError("a peer answered in chunks")
+        return await self._patiently(url, reader.readexactly(length))
+
+    async def _patiently(self, url: str, reading: Coroutine[Any, Any, bytes]) -> bytes:
+        """Wait for a peer as long as it lives. Raises TimeoutError."""
+        task = asyncio.ensure_future(reading)
+        waited_s = 0.0
+        try:
+            while not (await asyncio.wait((task,), timeout=self._silence_s))[0]:
+                waited_s += self._silence_s
+                if waited_s >= PATIENCE_S or not await self.is_alive(url):
+                    raise TimeoutError
+            return task.result()
+        finally:
+            task.cancel()
+
+
+def _failure(head: ResponseHead, body: bytes) -> StokerError:
+    if head.status == 503:
+        return CacheUnavailable("a peer is leaving, or has no room for more connections")
+    try:
+        return error_of(msgspec.json.decode(body, type=ErrorBody))
+    except msgspec.DecodeError:
+        return WireError(f"a peer answered {body[:200]!r}")

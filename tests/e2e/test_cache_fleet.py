@@ -1,0 +1,263 @@
+"""Fleets of real server processes: one origin read, whoever is asked and whoever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.cache.client.client import CacheClient
+from stoker.errors import ObjectNotFound, StokerError
+from stoker.wire.cache_api import BucketSpec, FleetStatus
+from tests.e2e.cache_helpers import ServerProcess, client_of, fill
+
+pytestmark = pytest.mark.real
+TOKEN = "a-token-of-the-fleet"
+
+
+class FleetOfServers:
+    """Servers that meet in a folder, each with a disk folder of its own."""
+
+    def __init__(self, folder: Path, origin: str, capacity: str = "1GB", **spec: object) -> None:
+        self.folder = folder
+        self.capacity = capacity
+        self.spec = BucketSpec(origin, **spec)  # type: ignore[arg-type]
+        self.servers: dict[str, ServerProcess] = {}
+        self.gone: list[ServerProcess] = []
+
+    def start(self, name: str, *arguments: str) -> ServerProcess:
+        config = self.folder / "cache.toml"
+        lines = [f'tokens = ["{TOKEN}"]', f'fleet = "{self.folder}/members"', "[buckets.b]"]
+        for field in self.spec.__struct_fields__:
+            value = getattr(self.spec, field)
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+                lines.append(f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}")
+        config.write_text("\n".join(lines))
+        options = ("--dir", str(self.folder / name), "--capacity", self.capacity, "--config", str(config))
+        self.servers[name] = ServerProcess(*options, "--name", name, *arguments)
+        return self.servers[name]
+
+    def client(self, name: str) -> contextlib.AbstractContextManager[CacheClient]:
+        return client_of(self.servers[name], TOKEN)
+
+    def members(self, name: str) -> set[str]:
+        with self.client(name) as client:
+            found = client._call("GET", "/-/fleet", FleetStatus)
+        return {member.name for member in found.members}
+
+    def wait_for_members(self, *names: str) -> None:
+        deadline = time.monotonic() + 20
+        for name in names:
+            while self.members(name) != set(names):
+                assert time.monotonic() < deadline, self.members(name)
+                time.sleep(0.05)
+
+    def origin_bytes(self) -> int:
+        total = 0
+        for name, server in self.servers.items():
+            if server.child.poll() is None:
+                with self.client(name) as client:
+                    total += client.status().origin_bytes
+        return total
+
+    def origin_requests(self) -> int:
+        total = 0
+        for name in self.servers:
+            with self.client(name) as client:
+                total += client.status().origin_requests
+        return total
+
+    def held_blocks(self) -> dict[str, int]:
+        found = {}
+        for name in self.servers:
+            with self.client(name) as client:
+                found[name] = client.status().held_blocks
+        return found
+
+    def stop(self) -> None:
+        for server in (*self.servers.values(), *self.gone):
+            if server.child.poll() is None:
+                server.child.send_signal(signal.SIGKILL)
+            with contextlib.suppress(ValueError):
+                server.child.communicate()
+
+
+@contextlib.contextmanager
+def fleet_of(folder: Path, names: str, origin: str, **spec: object) -> Iterator[FleetOfServers]:
+    fleet = FleetOfServers(folder, origin, **spec)
+    try:
+        for name in names:
+            fleet.start(name)
+        fleet.wait_for_members(*names)
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def wait_until_held(fleet: FleetOfServers, blocks: int) -> None:
+    deadline = time.monotonic() + 20
+    while sum(fleet.held_blocks().values()) < blocks:
+        assert time.monotonic() < deadline, fleet.held_blocks()
+        time.sleep(0.02)
+
+
+def test_any_server_answers_and_the_origin_is_read_once(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(120)], 5000)
+    objects |= fill(tmp_path / "o", ["big"], 25_000_000)
+    size_bytes = sum(len(data) for data in objects.values())
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        for name in "xyz":
+            with fleet.client(name) as client:
+                assert client.read_many("b", list(objects)) == list(objects.values())
+                assert client.read("b", "big") == objects["big"]
+                assert client.read("b", "big", 9_000_000, 17_000_000) == objects["big"][9_000_000:17_000_000]
+                with pytest.raises(ObjectNotFound):
+                    client.read("b", "none")
+        assert fleet.origin_bytes() == size_bytes
+        wait_until_held(fleet, 120 + 6)
+        held = fleet.held_blocks()
+        assert sum(held.values()) == 126, "one copy of each"
+        assert all(20 < blocks < 70 for blocks in held.values()), held
+
+
+def test_readers_everywhere_at_once_cost_one_read(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", ["big"], 40_000_000)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        wrong: list[object] = []
+
+        def read(name: str) -> None:
+            try:
+                with fleet.client(name) as client:
+                    if client.read("b", "big") != objects["big"]:
+                        wrong.append(name)
+            except StokerError as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=read, args=("xyz"[n % 3],)) for n in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert fleet.origin_bytes() == 40_000_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_server_that_goes_is_no_matter_to_readers(tmp_path: Path, number: signal.Signals) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(200)], 3000)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        with fleet.client("x") as client:
+            assert client.read_many("b", list(objects)) == list(objects.values())
+            wait_until_held(fleet, 200)
+            gone = fleet.servers.pop("z")
+            fleet.gone.append(gone)
+            gone.child.send_signal(number)
+            before = client.status().origin_bytes
+            assert client.read_many("b", list(objects)) == list(objects.values())
+        fleet.wait_for_members("x", "y")
+        with fleet.client("y") as client:
+            assert client.read_many("b", list(objects)) == list(objects.values())
+        assert before <= 600_000
+        assert fleet.origin_bytes() <= 600_000, "what it held is read once more, and nothing else"
+
+
+def test_who_comes_later_takes_over_without_the_origin(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(200)], 3000)
+    with fleet_of(tmp_path, "xy", str(tmp_path / "o")) as fleet:
+        with fleet.client("x") as client:
+            assert client.read_many("b", list(objects)) == list(objects.values())
+        wait_until_held(fleet, 200)
+        assert fleet.origin_bytes() == 600_000
+        fleet.start("z")
+        fleet.wait_for_members(*"xyz")
+        with fleet.client("z") as client:
+            assert client.read_many("b", list(objects)) == list(objects.values())
+        assert fleet.origin_bytes() == 600_000, "the owner before has it"
+        assert fleet.held_blocks()["z"] > 30
+
+
+def test_who_comes_back_never_serves_what_was_overwritten(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(100)], 3000)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o"), ttl_s=3600.0) as fleet:
+        with fleet.client("x") as client:
+            client.read_many("b", list(objects))
+        wait_until_held(fleet, 100)
+        fleet.servers["z"].stop(signal.SIGKILL)
+        del fleet.servers["z"]
+        fleet.wait_for_members("x", "y")
+        changed = fill(tmp_path / "o", list(objects), 3001)
+        with fleet.client("x") as client:
+            client.refresh("b")
+            assert client.read_many("b", list(changed)) == list(changed.values())
+        fleet.start("z")
+        fleet.wait_for_members(*"xyz")
+        for name in "xy":
+            with fleet.client(name) as client:
+                assert client.read_many("b", list(changed)) == list(changed.values())
+                for key in list(changed)[:20]:
+                    assert client.read("b", key, version=client.stat("b", key).version) == changed[key]
+
+
+def test_refresh_reaches_every_server(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", ["k", "l"], 3000)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        for name in "xyz":
+            with fleet.client(name) as client:
+                assert client.read_many("b", ["k", "l"]) == list(objects.values())
+                assert [info.key for info in client.list_objects("b")] == ["k", "l"]
+        changed = fill(tmp_path / "o", ["k", "m"], 4000)
+        with fleet.client("x") as client:
+            assert client.read("b", "k") == objects["k"], "for the bucket's ttl it is believed"
+            client.refresh("b", "k")
+        for name in "xyz":
+            with fleet.client(name) as client:
+                assert client.read("b", "k") == changed["k"]
+                assert client.read("b", "m") == changed["m"]
+
+
+def test_copies_are_kept_by_as_many_as_may(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n}" for n in range(30)], 3000)
+    for replicas, copies in ((1, 1), (2, 2), (0, 3)):
+        folder = tmp_path / f"r{replicas}"
+        folder.mkdir()
+        with fleet_of(folder, "xyz", str(tmp_path / "o"), max_replicas=replicas) as fleet:
+            for _ in range(3):
+                for name in "xyz":
+                    with fleet.client(name) as client:
+                        assert client.read_many("b", list(objects)) == list(objects.values())
+            wait_until_held(fleet, 30 * copies)
+            time.sleep(0.2)
+            assert sum(fleet.held_blocks().values()) == 30 * copies
+            assert fleet.origin_bytes() == 90_000
+
+
+def test_metadata_is_asked_once_for_the_fleet(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n}" for n in range(30)], 10)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o"), negative_ttl_s=60.0) as fleet:
+        for _ in range(3):
+            for name in "xyz":
+                with fleet.client(name) as client:
+                    for key in objects:
+                        assert client.stat("b", key).size_bytes == 10
+                    with pytest.raises(ObjectNotFound):
+                        client.stat("b", "none")
+                    assert len(client.list_objects("b")) == 30
+        # A stat asks for a byte as well: one stat and one read of each; one for the missing one; one list.
+        assert fleet.origin_requests() <= 30 * 2 + 1 + 2
+
+
+def test_servers_that_cannot_read_the_folder_go_on(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n}" for n in range(30)], 3000)
+    with fleet_of(tmp_path, "xy", str(tmp_path / "o")) as fleet:
+        os.rename(tmp_path / "members", tmp_path / "elsewhere")
+        (tmp_path / "members").write_text("no folder")
+        time.sleep(1.5)
+        for name in "xy":
+            with fleet.client(name) as client:
+                assert client.read_many("b", list(objects)) == list(objects.values())
