@@ -158,14 +158,14 @@ async def step(twin: Twin, move: str, bucket: str, key: str) -> None:
         while await twin.store.clearing.rewrite_sparse():
             twin.check_room()
     elif move == "refresh":
-        twin.store.refresh(twin.numbers[bucket], key)
+        await twin.store.refresh(twin.numbers[bucket], key)
     elif move == "wait":
         twin.clock.time_s += 1000
     else:
         if move == "restart":
             await twin.store.close()
         else:
-            twin.store.files.close()
+            twin.store.holdings.close()
         twin.open()
         await twin.store.clearing.shrink()
 

@@ -143,6 +143,7 @@ class Index {
   bool move(const Piece& piece, uint32_t container, uint32_t offset);
   // Its number is never used again.
   void lose_container(uint32_t container);
+  void lose_containers(const std::unordered_set<uint32_t>& containers);
   void use(uint16_t bucket, std::string_view key, uint32_t block, uint32_t now_s);
 
   std::map<uint32_t, Container> containers() const;
@@ -237,6 +238,7 @@ class Index {
   void take(Kind kind, std::string_view body, uint64_t at);
   void take_object(std::string_view body, uint64_t at);
   void take_bucket(std::string_view body);
+  void write_anew();
   void copy_all();
   void begin_switch();
   void copy(Shard& shard, uint32_t number, Journal& next);

@@ -136,6 +136,8 @@ void Index::take(Kind kind, std::string_view body, uint64_t) {
     find(lost.id, [&](Shard& shard, uint32_t number) {
       if (shard.at(number).container == lost.container) drop_piece(shard, number, lost.block);
     });
+  } else if (kind == Kind::container_max && read_record(body, container)) {
+    container_max_ = std::max(container_max_, container.container);
   } else if (kind == Kind::container_gone && read_record(body, container)) {
     replayed_gone_.insert(container.container);
     container_max_ = std::max(container_max_, container.container);
@@ -170,13 +172,24 @@ std::map<std::string, std::pair<uint16_t, std::string>> Index::buckets() const {
 bool Index::compact(bool anyway) {
   const Lock only(compaction_mutex_);
   if (!anyway && !owes_ && file_bytes() < COMPACT_FROM_BYTES + 2 * live_bytes_) return false;
-  owes_ = false;
+  const bool owed = owes_.exchange(false);
+  try {
+    write_anew();
+  } catch (...) {
+    if (owed) owes_ = true;
+    throw;
+  }
+  return true;
+}
+
+void Index::write_anew() {
   auto next = std::make_unique<Journal>(Journal::create(path_ + ".new", key_));
   {
     const Lock names(counts_mutex_);
     const std::unique_lock lock(file_mutex_);
     next->set_buffered(true);
     next->append(Kind::layout, bytes_of(LayoutRecord{block_size_bytes_}));
+    next->append(Kind::container_max, bytes_of(ContainerGoneRecord{container_max_}));
     for (const auto& [name, known] : buckets_) next->append(Kind::bucket, bucket_body(known.first, name, known.second));
     next_failed_ = false;
     files_[1 - current_] = std::move(next);
@@ -192,7 +205,6 @@ bool Index::compact(bool anyway) {
     throw;  // offsets that were noted for it stay behind, and mean nothing
   }
   switch_over();
-  return true;
 }
 
 void Index::copy_all() {

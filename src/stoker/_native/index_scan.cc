@@ -45,9 +45,11 @@ void Index::clear(uint16_t bucket) {
   });
 }
 
-void Index::lose_container(uint32_t container) {
-  drop_containers({container});
-  append_gone(Kind::container_gone, bytes_of(ContainerGoneRecord{container}));
+void Index::lose_container(uint32_t container) { lose_containers({container}); }
+
+void Index::lose_containers(const std::unordered_set<uint32_t>& containers) {
+  drop_containers(containers);
+  for (const uint32_t container : containers) append_gone(Kind::container_gone, bytes_of(ContainerGoneRecord{container}));
 }
 
 void Index::drop_containers(const std::unordered_set<uint32_t>& gone) {

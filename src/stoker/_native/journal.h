@@ -17,7 +17,7 @@ struct FileProblem : std::runtime_error {
   int number;  // errno; 0: the file is not what it should be
 };
 
-enum class Kind : uint8_t { layout = 1, bucket, object, held, checked, gone, lost, container_gone };
+enum class Kind : uint8_t { layout = 1, bucket, object, held, checked, gone, lost, container_gone, container_max };
 
 // What a replay met.
 struct Replay {

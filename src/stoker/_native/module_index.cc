@@ -119,6 +119,12 @@ void bind_index(py::module_& module) {
       .def("move", &Index::move, py::arg("piece"), py::arg("container"), py::arg("offset"), release())
       .def("lose_container", &Index::lose_container, py::arg("container"), release())
       .def(
+          "lose_containers",
+          [](Index& index, const std::vector<uint32_t>& containers) {
+            index.lose_containers({containers.begin(), containers.end()});
+          },
+          py::arg("containers"), release())
+      .def(
           "use",
           [](Index& index, uint16_t bucket, std::string_view key, std::optional<uint32_t> block, uint32_t now_s) {
             index.use(bucket, key, block_from(block), now_s);

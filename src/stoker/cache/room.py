@@ -84,6 +84,9 @@ class Room:
         limit_bytes = self.limit_bytes - (0 if is_moving else self._spare_bytes)
         if size_bytes > limit_bytes:
             return _refused(f"it is larger than the limit of {limit_bytes} bytes")
+        if is_moving:
+            over = self.used_bytes + size_bytes + leaving_bytes - limit_bytes
+            return _refused("there is no room to write it anew") if over > 0 else _FITS
         if lot.quota_bytes and (over := self._used[number] + size_bytes - lot.quota_bytes) > 0:
             return self._from(lot, over, [lot], f"the quota of {lot.bucket}/{lot.prefix}")
         quota_bytes = self._quotas.get(lot.bucket, 0)
@@ -95,7 +98,7 @@ class Room:
             return self._from(lot, over, list(self._lots.values()), "the limit")
         if over + leaving_bytes > 0:
             return _refused("files that are given up, but still sent from, take the room")
-        return Need(0, frozenset(), False, "there is room")
+        return _FITS
 
     def take(self, number: int, size_bytes: int) -> None:
         """Count it as used. Who asked first stays below the limit."""
@@ -122,6 +125,9 @@ class Room:
         if not giving:
             return _refused(f"{what} is reached, and nothing in it may leave")
         return Need(missing_bytes, giving, False, f"{what} is reached")
+
+
+_FITS = Need(0, frozenset(), False, "there is room")
 
 
 def _refused(why: str) -> Need:

@@ -171,7 +171,7 @@ class Admin:
     async def _refresh(self, request: Request, name: str, prefix: str) -> Refreshed:
         """Here, and on all other servers of the fleet."""
         bucket = self._engine.bucket(_readable(request, name))
-        dropped = self._engine.metadata.refresh(bucket, prefix)
+        dropped = await self._engine.metadata.refresh(bucket, prefix)
         if hops_of(request):
             return Refreshed(dropped)
         fleet = self._engine.fleet

@@ -108,7 +108,9 @@ class CacheBack:
         is_hit = True
         try:
             while spans or coming:
-                while spans and len(coming) < LOOK_AHEAD_BLOCKS:
+                # A reader that has taken nothing yet may never take anything.
+                ahead = LOOK_AHEAD_BLOCKS if answer.has_started else 2
+                while spans and len(coming) < ahead:
                     span = spans.popleft()
                     block = self._engine.block(known, span.index, hops)
                     coming.append((span, asyncio.ensure_future(block)))
@@ -119,7 +121,7 @@ class CacheBack:
                     await found.more(span.start)
                 if not answer.has_started:
                     _start(answer, known, part)
-                await send_block(self._engine, known, span, found, answer)
+                await send_block(self._engine, known, span, found, answer, hops)
                 coming.popleft()
                 if isinstance(found, Ticket):
                     found.leave()

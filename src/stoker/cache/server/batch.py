@@ -186,15 +186,21 @@ class BatchReader:
         """Write one frame, once all of the block is there: what fails later could not be told any more."""
         start, stop = block_bounds(known.size_bytes, self._engine.block_size_bytes, index)
         frame = FRAME.pack(kind, stop - start)
-        if isinstance(found, Piece):
+        ticket = found if isinstance(found, Ticket) else None
+        while True:
+            data = None
+            try:
+                data = None if ticket is None else await ticket.whole()
+            finally:
+                if ticket is not None:
+                    ticket.leave()
+            if data is not None:
+                answer.data(frame + data)
+                return
             piece = self._engine.store.held(known, index)
             if piece is not None and piece.is_verified and answer.piece(piece, 0, stop - start, frame):
                 return
-            found = self._engine.fetch(known, index)
-        try:
-            answer.data(frame + await found.whole())
-        finally:
-            found.leave()
+            ticket = self._engine.fetch(known, index)
 
     def _count(self, bucket: Bucket, is_miss: bool, size_bytes: int) -> None:
         if is_miss:

@@ -93,7 +93,7 @@ class Connections:
         files: ContainerFiles,
         auth: TokenAuth,
         answer: Callable[[Request, Answer], Awaitable[None]],
-        on_broken: Callable[[int], None],
+        on_broken: Callable[[int], Awaitable[None]],
     ) -> None:
         self.front = front
         self.files = files
@@ -102,6 +102,7 @@ class Connections:
         self._on_broken = on_broken
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._doubted: dict[int, asyncio.Future[None]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -135,13 +136,21 @@ class Connections:
                 task = asyncio.get_running_loop().create_task(self._run(connection, request))
                 self._tasks[connection] = task
             elif kind == "broken":
-                self._on_broken(connection)
+                self._doubt(connection)
             elif kind == "drained":
                 waiting = self._waiting.get(connection)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
             elif (task_or_none := self._tasks.get(connection)) is not None:
                 task_or_none.cancel()
+
+    def _doubt(self, container: int) -> None:
+        """Many connections may have found the same file to be broken."""
+        if container in self._doubted:
+            return
+        task = asyncio.ensure_future(self._on_broken(container))
+        self._doubted[container] = task
+        task.add_done_callback(lambda _: self._doubted.pop(container, None))
 
     async def _run(self, connection: int, request: Request) -> None:
         answer = FrontAnswer(self, connection, request.method == "HEAD")

@@ -27,8 +27,10 @@ from stoker.errors import (
     CacheUnavailable,
     ConfigError,
     CorruptBlock,
+    EnvironmentProblem,
     ObjectChanged,
     ObjectNotFound,
+    ShortBody,
     StokerError,
 )
 from stoker.wire.cache_api import HOPS_MAX, BucketSpec
@@ -73,7 +75,6 @@ class Engine:
         self._open_origin = open_origin
         self._fetches: Fetches[_Wanted] = Fetches(self._fetch, self._keep)
         self._budget = Budget(FETCHES_MAX, FETCH_BYTES_MAX)
-        self._budgeted: set[_Wanted] = set()
 
     def add_bucket(self, name: str, spec: BucketSpec) -> bool:
         """Add a bucket; False if the very same is there. Raises ConfigError if another of that name is."""
@@ -159,16 +160,18 @@ class Engine:
         piece = self.store.held(known, wanted.block)
         if piece is not None:
             # A fetch that was given up had already handed its bytes to the disk.
-            with suppress(CorruptBlock):
+            with suppress(CorruptBlock, EnvironmentProblem):
                 landing.take(memoryview(await self.store.read(piece))[landing.filled :])
                 return
-        await self._budget.take(len(landing.data))
-        self._budgeted.add(wanted)
+        await self._budget.take(landing.size_bytes)
+        landing.granted_bytes = landing.size_bytes
         try:
             if not await self._from_peers(wanted, bucket, landing):
                 await self._from_origin(wanted, bucket, landing)
+            if not landing.is_whole:
+                raise ShortBody(f"{landing.filled} of {landing.size_bytes} bytes came of {known.key!r}")
         except BaseException as error:
-            self._give_budget(wanted, len(landing.data))
+            self._give_budget(landing)
             if isinstance(error, (ObjectChanged, ObjectNotFound)):
                 self.metadata.forget(known)
             raise
@@ -234,12 +237,13 @@ class Engine:
         bucket = self._by_number[wanted.bucket]
         name = block_owner_name(bucket.name, wanted.key, wanted.block)
         try:
-            if self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps:
-                await self.store.put(wanted.known, wanted.block, landing.data)
+            keeps = self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps
+            if keeps and await self.store.put(wanted.known, wanted.block, landing.data):
+                landing.stored()
         finally:
-            self._give_budget(wanted, len(landing.data))
+            self._give_budget(landing)
 
-    def _give_budget(self, wanted: _Wanted, size_bytes: int) -> None:
-        if wanted in self._budgeted:
-            self._budgeted.remove(wanted)
-            self._budget.give(size_bytes)
+    def _give_budget(self, landing: Landing) -> None:
+        granted_bytes, landing.granted_bytes = landing.granted_bytes, 0
+        if granted_bytes:
+            self._budget.give(granted_bytes)

@@ -32,11 +32,11 @@ class Ticket:
             await self.landing.changed()
         return self.landing.filled
 
-    async def whole(self) -> bytearray:
-        """All bytes. Raises what the fetch failed with."""
+    async def whole(self) -> bytearray | None:
+        """All bytes; None if they are in the store by now. Raises what the fetch failed with."""
         if not self.landing.is_whole:
-            await self.more(len(self.landing.data) - 1)
-        return self.landing.data
+            await self.more(self.landing.size_bytes - 1)
+        return None if self.landing.is_stored else self.landing.data
 
     def leave(self) -> None:
         """Nothing is wanted of it any more."""
@@ -98,8 +98,7 @@ class Fetches(Generic[K]):
     def _run(self, decision: Decision[K]) -> None:
         for effect in decision.effects:
             if isinstance(effect, Start):
-                task = asyncio.get_running_loop().create_task(self._carry_out(effect.key, effect.fetch))
-                self._tasks[effect.fetch] = task
+                self._start(effect.key, effect.fetch)
             elif isinstance(effect, Deliver):
                 self._deliver(effect)
             elif isinstance(effect, Abort):
@@ -107,6 +106,11 @@ class Fetches(Generic[K]):
                 task_or_none = self._tasks.get(effect.fetch)
                 if task_or_none is not None:
                     task_or_none.cancel()
+
+    def _start(self, key: K, fetch: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(key, fetch))
+        self._tasks[fetch] = task
+        task.add_done_callback(lambda _: self._tasks.pop(fetch, None))
 
     def _deliver(self, effect: Deliver[K]) -> None:
         error = self._outcomes[effect.fetch]
@@ -134,7 +138,6 @@ class Fetches(Generic[K]):
             event = Failed(key, fetch, final=True)
             raise
         finally:
-            del self._tasks[fetch]
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 self._settle(event, error, landing)
 

@@ -65,7 +65,9 @@ class Fleet:
         members = self._membership.members()
         first = await anext(members)
         await self._membership.announce(self.me)
-        self._take([member for member in first if member.name != self.me.name] + [self.me])
+        others = [member for member in first if member.name != self.me.name]
+        self._take(others)  # who owned what until this server came
+        self._take([*others, self.me])
         self._watching = asyncio.get_running_loop().create_task(self._watch(members))
         self._probing = asyncio.get_running_loop().create_task(self._probe())
 

@@ -54,15 +54,18 @@ class Flights(Generic[K, V]):
     def _run(self, decision: Decision[K]) -> None:
         for effect in decision.effects:
             if isinstance(effect, Start):
-                self._tasks[effect.fetch] = asyncio.get_running_loop().create_task(
-                    self._carry_out(effect.key, effect.fetch)
-                )
+                self._start(effect.key, effect.fetch)
             elif isinstance(effect, Deliver):
                 self._deliver(effect)
             elif isinstance(effect, Abort):
                 task = self._tasks.get(effect.fetch)
                 if task is not None:
                     task.cancel()
+
+    def _start(self, key: K, fetch: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(key, fetch))
+        self._tasks[fetch] = task
+        task.add_done_callback(lambda _: self._tasks.pop(fetch, None))
 
     def _deliver(self, effect: Deliver[K]) -> None:
         value, error = self._outcomes[effect.fetch]
@@ -89,8 +92,6 @@ class Flights(Generic[K, V]):
             self._outcomes[fetch] = (None, OriginError(f"the cache failed: {type(error).__name__}: {error}"))
             self._run(self._table.step(Failed(key, fetch, final=True)))
             raise
-        finally:
-            self._tasks.pop(fetch, None)
         try:
             self._run(self._table.step(event))
         finally:

@@ -6,26 +6,40 @@ import asyncio
 
 
 class Landing:
-    """The bytes of one block, filled from its start; kept until they are stored."""
+    """The bytes of one block, filled from its start. They are kept until they are stored, or nobody reads them.
 
-    __slots__ = ("_waiters", "data", "filled")
+    `granted_bytes`: what it has of the budget of all fetches.
+    """
+
+    __slots__ = ("_waiters", "data", "filled", "granted_bytes", "is_stored", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
-        self.data = bytearray(size_bytes)
+        self.size_bytes = size_bytes
+        self.data = bytearray()
         self.filled = 0
+        self.granted_bytes = 0
+        self.is_stored = False
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def is_whole(self) -> bool:
-        return self.filled == len(self.data)
+        return self.filled == self.size_bytes
 
     def take(self, part: bytes | memoryview) -> None:
-        """The next bytes. Raises ValueError if there are more than belong to the block."""
+        """The next bytes, which are known to be of the right version. Raises ValueError for more than the block has."""
         end = self.filled + len(part)
-        if end > len(self.data):
-            raise ValueError(f"{end} bytes came of a block of {len(self.data)}")
+        if end > self.size_bytes:
+            raise ValueError(f"{end} bytes came of a block of {self.size_bytes}")
+        if not self.data:
+            self.data = bytearray(self.size_bytes)
         self.data[self.filled : end] = part
         self.filled = end
+        self.wake()
+
+    def stored(self) -> None:
+        """Readers find it in the store from now on; the memory is given back."""
+        self.is_stored = True
+        self.data = bytearray()
         self.wake()
 
     def wake(self) -> None:

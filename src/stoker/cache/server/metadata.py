@@ -110,10 +110,10 @@ class Metadata:
             self._lists.put(bucket.name, prefix, after, limit, page, self._clock.now())
         return page
 
-    def refresh(self, bucket: Bucket, prefix: str) -> int:
+    async def refresh(self, bucket: Bucket, prefix: str) -> int:
         """Have the origin asked before anything under the prefix is served again here. Returns how many keys."""
         self._lists.refresh(bucket.name, prefix)
-        return self._store.refresh(bucket.number, prefix)
+        return await self._store.refresh(bucket.number, prefix)
 
     def forget(self, known: Known) -> None:
         """That version is not there any more, unless another is known already."""

@@ -191,7 +191,7 @@ class CacheServer:
         )
         back = CacheBack(engine, admin)
         self._connections = Connections(
-            front, engine.store.files, self._auth, back.answer, engine.store.index.doubt
+            front, engine.store.files, self._auth, back.answer, engine.store.doubt
         )
         front.set_now(engine.store.now_s())
         self._connections.start()

@@ -21,6 +21,7 @@ from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
+RETRY_S = 5.0
 REWRITE_SHARE = 0.25
 """The part of the time that may go into writing segments anew."""
 
@@ -83,12 +84,11 @@ class Clearing:
         if held.now() < self._rewrite_from:
             return False
         async with self._lock:
-            live = await asyncio.to_thread(held.index.containers)
+            live = await held.run(held.index.containers)
             number = held.segments.sparsest(lambda n: live[n].size_bytes if n in live else 0)
             if number is None:
                 return False
-            await self._leave(number, await self._pieces(number))
-            return True
+            return await self._leave(number, await self._pieces(number), is_whole=True)
 
     async def give_up_old(self) -> None:
         """What a bucket keeps for a time only leaves once that is over."""
@@ -98,12 +98,15 @@ class Clearing:
             async with self._lock:
                 lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
                 for number in held.segments.written_before(lots, before_s):
+                    if held.segments.is_open(number):
+                        held.segments.seal(held.segments.lot_of(number))
+                        held.files.finish(number)
                     await self._leave(number, [])
-                for number, container in (await asyncio.to_thread(held.index.containers)).items():
+                for number, container in (await held.run(held.index.containers)).items():
                     is_due = container.bucket == bucket.number and container.used_s < before_s
                     if is_due and container.is_large and not self._large.is_busy(number):
-                        piece = held.index.pieces(number)[0][0]
-                        if (lot := held.lot_of_piece(piece)) in lots:
+                        pieces = await self._pieces(number)
+                        if pieces and (lot := held.lot_of_piece(pieces[0])) in lots:
                             self._large.lose_file(number, lot)
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -165,16 +168,41 @@ class Clearing:
         return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
 
     async def _pieces(self, number: int) -> list[Piece]:
-        return [piece for piece, _ in await asyncio.to_thread(self._held.index.pieces, number)]
+        return [piece for piece, _ in await self._held.run(self._held.index.pieces, number)]
 
     # -- a segment ----------------------------------------------------------------------------------------------
 
-    async def _leave(self, number: int, kept: Sequence[Piece]) -> None:
-        """Give up a segment after these pieces of it were written anew, as far as there is room for them."""
+    async def _leave(self, number: int, kept: Sequence[Piece], *, is_whole: bool = False) -> bool:
+        """Give up a segment after these pieces of it were written anew, as far as there is room for them; where it
+        `is_whole`, only if all were. Whether it left."""
         held = self._held
         began = held.now()
+        moves = self._place(kept)
+        is_kept = is_whole and len(moves) < len(kept)
+        try:
+            if moves and not is_kept:
+                self.rewritten_bytes += await held.run(self._copy, number, moves)
+        finally:
+            for _, placement in moves:
+                held.segments.settle(placement.segment)
+                if placement.sealed is not None:
+                    held.files.finish(placement.sealed)
+        now = held.now()
+        if moves:
+            self._rewrite_from = now + (now - began) * (1 / REWRITE_SHARE - 1)
+        if is_kept or (is_whole and held.index.container(number) is not None):
+            self._rewrite_from = max(self._rewrite_from, now + RETRY_S)
+            return False
+        await held.run(held.index.lose_container, number)
+        if number in held.segments:
+            held.drop_segment(number)
+        return True
+
+    def _place(self, pieces: Sequence[Piece]) -> list[tuple[Piece, Placement]]:
+        """Take room for pieces that are to be written anew; those for which there is none are left out."""
+        held = self._held
         moves: list[tuple[Piece, Placement]] = []
-        for piece in kept:
+        for piece in pieces:
             lot = held.lot_of_piece(piece)
             growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes)
             if not self._ask(lot, growth_bytes, is_moving=True).fits:
@@ -184,18 +212,7 @@ class Clearing:
             moves.append((piece, placement))
             if placement.is_new and not self._create(lot, placement.segment):
                 break
-        if moves:
-            try:
-                self.rewritten_bytes += await asyncio.to_thread(self._copy, number, moves)
-            finally:
-                for _, placement in moves:
-                    held.segments.settle(placement.segment)
-                    if placement.sealed is not None:
-                        held.files.finish(placement.sealed)
-            now = held.now()
-            self._rewrite_from = now + (now - began) * (1 / REWRITE_SHARE - 1)
-        await asyncio.to_thread(held.index.lose_container, number)
-        held.drop_segment(number)
+        return moves
 
     def _create(self, lot: int, number: int) -> bool:
         try:

@@ -10,8 +10,10 @@ were handed to a reader stay what they are until the last descriptor is closed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ FILES_FOLDER = "files"
 OPEN_TO_WRITE_MAX = 64
 OPEN_TO_SEND_MAX = 4096
 PAGE_BYTES = 4096
+_LOST = frozenset((errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.EUCLEAN))
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
 
@@ -60,7 +63,8 @@ class ContainerFiles:
             ) from error
         found = os.stat(folder)
         self.identity = FolderIdentity(os.fsencode(folder.absolute()), found.st_dev, found.st_ino)
-        self.sending = Files(str(self._below), OPEN_TO_SEND_MAX)
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.sending = Files(str(self._below), max(16, min(OPEN_TO_SEND_MAX, soft // 4)))
         """Descriptors to send from, which the front uses as well."""
         self._writing: OrderedDict[int, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -117,7 +121,8 @@ class ContainerFiles:
             raise self._cannot_write(error) from error
 
     def read(self, number: int, offset: int, size_bytes: int) -> bytes:
-        """Raises CorruptBlock if they are not all there, or cannot be read."""
+        """Raises CorruptBlock if they are not all there, or the disk has lost them; EnvironmentProblem if they cannot
+        be read now."""
         try:
             fd = os.open(self.sending.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -125,7 +130,11 @@ class ContainerFiles:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise CorruptBlock(f"container {number} cannot be read: {error.strerror}") from error
+            if error.errno in _LOST:
+                raise CorruptBlock(f"container {number} cannot be read: {error.strerror}") from error
+            raise EnvironmentProblem(
+                f"cannot read from the cache folder {self.folder}: {error.strerror}"
+            ) from error
         if len(data) != size_bytes:
             raise CorruptBlock(f"container {number} is shorter than it was")
         return data

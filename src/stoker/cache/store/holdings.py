@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from stoker._native import FileProblem, Found, Piece
 from stoker.base.clock import Clock
@@ -15,6 +18,8 @@ from stoker.cache.store.lots import KeptBucket, Lots
 from stoker.cache.store.opening import blocks_bytes, open_index, reconcile
 from stoker.errors import EnvironmentProblem
 
+T = TypeVar("T")
+THREADS = 8
 PACKED_BYTES_MAX = 1024 * 1024
 """Objects up to this size are packed into segments; larger ones have a file of their own for each version."""
 
@@ -36,6 +41,7 @@ class Holdings:
         self.notes: list[str] = []
         self.block_size_bytes = block_size_bytes
         self._clock = clock
+        self._threads = ThreadPoolExecutor(THREADS, "stoker-cache-disk")
         self._wall_offset_s = clock.wall() - clock.now()
         self.files = open_files(folder)
         try:
@@ -55,6 +61,15 @@ class Holdings:
             self.room.take(lot, size_bytes)
             if not container.is_large:
                 self.segments.adopt(number, lot, size_bytes, container.used_s)
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Use the disk in a thread of the store's own: origins that hang take none of them."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def close(self) -> None:
+        """Let go of the folder, after all that was begun has ended."""
+        self._threads.shutdown()
+        self.files.close()
 
     def now_s(self) -> int:
         """Seconds since 1970 as the index counts them: they go on evenly, whatever is done to the machine's clock."""

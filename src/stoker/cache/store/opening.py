@@ -17,6 +17,7 @@ from stoker.cache.store.containers import ContainerFiles
 from stoker.errors import EnvironmentProblem
 
 INDEX_FILE = "index"
+_EXTENTS_BYTES = 64 * 1024
 
 
 def open_index(folder: Path, block_size_bytes: int, notes: list[str]) -> Index:
@@ -50,14 +51,17 @@ def reconcile(index: Index, files: ContainerFiles, block_size_bytes: int) -> dic
     known = index.containers()
     for number in on_disk.keys() - known.keys():
         files.unlink(number, 0)
-    for number in known.keys() - on_disk.keys():
-        index.lose_container(number)
+    missing = known.keys() - on_disk.keys()
+    if missing:
+        index.lose_containers(sorted(missing))
+    for number in missing:
         del known[number]
     for number, container in known.items():
         if not container.is_large:
             continue
         counted_bytes = blocks_bytes(container, block_size_bytes)
-        if on_disk[number] > counted_bytes:
+        # A file in many extents takes some pages more than its blocks do.
+        if on_disk[number] > counted_bytes + max(_EXTENTS_BYTES, counted_bytes // 256):
             _punch_unknown(index, files, number, block_size_bytes)
         on_disk[number] = counted_bytes
     return {number: (container, on_disk[number]) for number, container in known.items()}

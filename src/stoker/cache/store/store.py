@@ -8,6 +8,7 @@ knows, which the next start removes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,8 +25,9 @@ from stoker.cache.store.known import Known
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lots import KeptBucket, PrefixRule
 from stoker.cache.store.writing import AT_ONCE_BYTES, Data, Writing
-from stoker.errors import CorruptBlock
+from stoker.errors import CorruptBlock, EnvironmentProblem
 
+log = logging.getLogger("stoker.cache")
 UPKEEP_EVERY_S = 1.0
 
 
@@ -50,6 +52,7 @@ class Store:
         self.clearing = Clearing(held, self.large_files, rng)
         self._writing = Writing(held, self.large_files, self.clearing)
         self._upkeep: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Keep to the limit, which may be lower than it was, and keep order from now on."""
@@ -58,14 +61,13 @@ class Store:
 
     async def close(self) -> None:
         """Make all durable and let go."""
+        self._stopping.set()
         if self._upkeep is not None:
-            self._upkeep.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._upkeep
+            await self._upkeep
         await self._writing.close()
         with suppress(FileProblem):
-            await asyncio.to_thread(self.index.sync)
-        self.files.close()
+            await self.holdings.run(self.index.sync)
+        self.holdings.close()
 
     def now_s(self) -> int:
         """Seconds since 1970, as the index counts them."""
@@ -122,6 +124,7 @@ class Store:
         What the index cannot write down is served, and asked for again next time.
         """
         checked_s = self.now_s() if checked_s is None else checked_s
+        before = None
         try:
             before = self.index.find(bucket, key, True)
             is_new = self.index.learn(bucket, key, version, size_bytes, is_absent, checked_s)
@@ -131,6 +134,8 @@ class Store:
         except FileProblem as problem:
             self._writing.failed(problem)
             found = None
+            if before is not None and not self._is_known(bucket, key):
+                self._release(bucket, key, before)  # it was given up: what it was is not true any more
         if found is None or found.version != version:
             return Known(bucket, key, version, size_bytes, 0, checked_s, is_absent)
         return _known(bucket, key, found)
@@ -143,9 +148,13 @@ class Store:
         if self.index.forget(bucket, key) and before is not None:
             self._release(bucket, key, before)
 
-    def refresh(self, bucket: int, prefix: str) -> int:
+    async def refresh(self, bucket: int, prefix: str) -> int:
         """Have the origin asked before anything under the prefix is served again; how many keys that are."""
-        return self.index.refresh(bucket, prefix)
+        return await self.holdings.run(self.index.refresh, bucket, prefix)
+
+    async def doubt(self, container: int) -> None:
+        """Have what is held of a container verified before it is served again."""
+        await self.holdings.run(self.index.doubt, container)
 
     def held(self, known: Known, block: int) -> Piece | None:
         """Where a block is, if it is here; counts as a use. It may have to be verified."""
@@ -166,17 +175,18 @@ class Store:
             return piece
         try:
             await self.read(piece)
-        except CorruptBlock:
+        except (CorruptBlock, EnvironmentProblem):
             return None
         self.index.verified(known.bucket, known.key, piece.block, piece.container)
         return self.held(known, block)
 
     async def read(self, piece: Piece) -> bytes:
-        """All bytes of a piece. Raises CorruptBlock, after it was given up, if they are not what was written."""
+        """All bytes of a piece. Raises CorruptBlock, after it was given up, if they are not what was written;
+        EnvironmentProblem if they cannot be read now."""
         if piece.size_bytes <= AT_ONCE_BYTES:
             data = self._read(piece)
         else:
-            data = await asyncio.to_thread(self._read, piece)
+            data = await self.holdings.run(self._read, piece)
         if data is None:
             self.clearing.lose(piece)
             raise CorruptBlock(f"a block in container {piece.container} does not match its checksum")
@@ -193,6 +203,12 @@ class Store:
             return None
         return data if zlib.crc32(data) == piece.crc else None
 
+    def _is_known(self, bucket: int, key: str) -> bool:
+        try:
+            return self.index.find(bucket, key) is not None
+        except FileProblem:
+            return True
+
     def _release(self, bucket: int, key: str, before: Found) -> None:
         """What was held of a version that is no more. Packed, its bytes stay until the segment is written anew."""
         if before.container and before.is_large:
@@ -200,14 +216,27 @@ class Store:
             self.large_files.release(lot, before.container, self.holdings.charge_bytes(before))
 
     async def _keep_order(self) -> None:
-        while True:
-            await asyncio.sleep(UPKEEP_EVERY_S)
-            self.large_files.mend()
-            await self.clearing.give_up_old()
-            while await self.clearing.rewrite_sparse():
+        while not self._stopping.is_set():
+            try:
+                await asyncio.wait_for(self._stopping.wait(), UPKEEP_EVERY_S)
+            except TimeoutError:
                 pass
-            with suppress(FileProblem):
-                await asyncio.to_thread(self.index.compact)
+            else:
+                return
+            try:
+                await self._upkeep_round()
+            except (FileProblem, EnvironmentProblem) as error:
+                log.warning("the cache's folder cannot be kept in order now: %s", error)
+            except Exception:
+                # A defect here must not end the upkeep: the next round may not meet it.
+                log.exception("the upkeep of the cache's folder failed")
+
+    async def _upkeep_round(self) -> None:
+        self.large_files.mend()
+        await self.clearing.give_up_old()
+        while not self._stopping.is_set() and await self.clearing.rewrite_sparse():
+            pass
+        await self.holdings.run(self.index.compact)
 
 
 def _known(bucket: int, key: str, found: Found) -> Known:

@@ -53,7 +53,10 @@ class Writing:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def failed(self, problem: Exception) -> None:
-        """The disk refused something: nothing is stored for a while."""
+        """The disk refused something: nothing is stored for a while. A name that the index does not take is nothing of
+        the disk's."""
+        if isinstance(problem, FileProblem) and not problem.errno:
+            return
         self.problem = str(problem)
         self._retry_at = self._held.now() + RETRY_S
 
@@ -82,8 +85,12 @@ class Writing:
         lot = held.lot_of(known.bucket, known.key)
         if not await self._clearing.make_room(lot, lambda: pages_bytes(size_bytes)):
             return False
+        try:
+            container, is_new = self._file_of(known)
+        except FileProblem as problem:
+            self.failed(problem)
+            return False
         held.room.take(lot, pages_bytes(size_bytes))
-        container, is_new = self._file_of(known)
         offset = block * held.block_size_bytes
         self._large.begin_write(container, offset)
         is_held = False
@@ -91,8 +98,9 @@ class Writing:
             is_held = await self._write(known, block, container, offset, data, is_new=is_new)
         finally:
             self._large.end_write(lot, container, offset, size_bytes, is_held=is_held)
-            if not self._large.is_written(container):
-                self._filling.pop((known.bucket, known.key, known.tag), None)
+            identity = known.bucket, known.key, known.tag
+            if self._filling.get(identity) == container and not self._large.is_written(container):
+                del self._filling[identity]
         return is_held
 
     async def _write(
@@ -107,7 +115,7 @@ class Writing:
         try:
             if is_new:  # at once: others may write to it as soon as this one waits
                 held.files.create(container)
-            crc = work() if len(data) <= AT_ONCE_BYTES else await asyncio.to_thread(work)
+            crc = work() if len(data) <= AT_ONCE_BYTES else await held.run(work)
             if block is not None and self._large.is_doomed(container):
                 return False  # what was held of its file has left meanwhile, and the file leaves
             is_held = held.index.hold(
