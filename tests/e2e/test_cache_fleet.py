@@ -10,11 +10,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.cache.client.client import CacheClient
 from stoker.errors import ObjectNotFound, StokerError
-from stoker.wire.cache_api import BucketSpec, FleetStatus
+from stoker.wire.cache_api import (
+    BucketSpec,
+    Evicted,
+    FleetStatus,
+    LoadAnswer,
+    LoadRequest,
+    Refreshed,
+)
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill
 
 pytestmark = pytest.mark.real
@@ -261,3 +269,74 @@ def test_servers_that_cannot_read_the_folder_go_on(tmp_path: Path) -> None:
         for name in "xy":
             with fleet.client(name) as client:
                 assert client.read_many("b", list(objects)) == list(objects.values())
+
+
+def test_copies_that_were_made_while_a_server_was_away_are_given_up(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(150)], 3000)
+    objects |= fill(tmp_path / "o", ["big"], 25_000_000)
+    blocks = 150 + 6
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        with fleet.client("x") as client:
+            assert client.read_many("b", list(objects)) == list(objects.values())
+        wait_until_held(fleet, blocks)
+        assert sum(fleet.held_blocks().values()) == blocks
+        fleet.servers.pop("z").stop(signal.SIGKILL)
+        fleet.wait_for_members("x", "y")
+        with fleet.client("x") as client:
+            assert client.read_many("b", list(objects)) == list(objects.values())
+        wait_until_held(fleet, blocks)
+        fleet.start("z")
+        fleet.wait_for_members(*"xyz")
+        assert sum(fleet.held_blocks().values()) > blocks
+        deadline = time.monotonic() + 30
+        while sum(fleet.held_blocks().values()) > blocks:
+            assert time.monotonic() < deadline, fleet.held_blocks()
+            time.sleep(0.2)
+        before = fleet.origin_bytes()
+        for name in "xyz":
+            with fleet.client(name) as client:
+                assert client.read_many("b", list(objects)) == list(objects.values())
+        assert fleet.origin_bytes() == before, "nothing is lost"
+
+
+def test_a_server_that_was_stopped_hears_what_it_missed(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n}" for n in range(40)], 3000)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        for name in "xyz":
+            with fleet.client(name) as client:
+                client.read_many("b", list(objects))
+        fleet.servers["z"].child.send_signal(signal.SIGSTOP)
+        changed = fill(tmp_path / "o", list(objects), 3100)
+        with fleet.client("x") as client:
+            assert client._call("POST", "/-/refresh/b?prefix=", Refreshed, b"").missed == ["z"]
+            assert client.read_many("b", list(changed)) == list(changed.values())
+        fleet.servers["z"].child.send_signal(signal.SIGCONT)
+        fleet.wait_for_members(*"xyz")
+        deadline = time.monotonic() + 20
+        with fleet.client("z") as client:
+            while client.read_many("b", list(changed)) != list(changed.values()):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+
+def test_loading_puts_each_block_where_it_belongs(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(100)], 3000)
+    objects |= fill(tmp_path / "o", ["big"], 25_000_000) | fill(tmp_path / "o", ["empty"], 0)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet, fleet.client("x") as client:
+
+        def load(*keys: str, replicas: int = 0) -> dict[str, str]:
+            body = msgspec.msgpack.encode(LoadRequest(list(keys), replicas))
+            answer = client._call("POST", "/-/load/b", LoadAnswer, body)
+            return {item.key: item.state for item in answer.items}
+
+        assert load("none", "empty") == {"none": "failed", "empty": "held"}
+        assert set(load(*objects).values()) == {"loaded", "held"}
+        assert sum(fleet.held_blocks().values()) == 106
+        assert set(load(*objects).values()) == {"held"}
+        assert fleet.origin_bytes() == 25_300_000
+        assert set(load(*objects, replicas=2).values()) == {"loaded", "held"}
+        assert sum(fleet.held_blocks().values()) == 212
+        assert fleet.origin_bytes() == 25_300_000, "the second copy is the first one's"
+        evicted = client._call("POST", "/-/evict/b?prefix=k0", Evicted, b"")
+        assert (evicted.blocks, evicted.size_bytes, evicted.missed) == (200, 600_000, [])
+        assert sum(fleet.held_blocks().values()) == 12

@@ -78,8 +78,20 @@ class Room:
         """Bytes that a bucket uses."""
         return sum(self._used[lot.number] for lot in self._lots.values() if lot.bucket == bucket)
 
-    def ask(self, number: int, size_bytes: int, leaving_bytes: int = 0, *, is_moving: bool = False) -> Need:
-        """Whether `size_bytes` fit into a lot. `leaving_bytes`: of files that are unlinked and still sent from."""
+    def ask(
+        self,
+        number: int,
+        size_bytes: int,
+        leaving_bytes: int = 0,
+        *,
+        is_moving: bool = False,
+        is_loading: bool = False,
+    ) -> Need:
+        """Whether `size_bytes` fit into a lot. `leaving_bytes`: of files that are unlinked and still sent from.
+
+        `is_moving`: it is here already and written anew. `is_loading`: nobody waits for it, and nothing of another
+        bucket leaves for it.
+        """
         lot = self._lots[number]
         limit_bytes = self.limit_bytes - (0 if is_moving else self._spare_bytes)
         if size_bytes > limit_bytes:
@@ -95,7 +107,8 @@ class Room:
             return self._from(lot, over, own, f"the quota of {lot.bucket}")
         over = self.used_bytes + size_bytes - limit_bytes
         if over > 0:
-            return self._from(lot, over, list(self._lots.values()), "the limit")
+            among = [other for other in self._lots.values() if not is_loading or other.bucket == lot.bucket]
+            return self._from(lot, over, among, "the limit")
         if over + leaving_bytes > 0:
             return _refused("files that are given up, but still sent from, take the room")
         return _FITS

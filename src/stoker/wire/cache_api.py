@@ -9,9 +9,13 @@ Routes (all else under `/BUCKET/KEY` is an object):
     POST /-/read                                   ReadRequest -> frames
     PUT  /-/buckets/NAME                           BucketSpec; adds a bucket
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
+    POST /-/evict/BUCKET?prefix=                   gives up what is held; Evicted
+    PUT, DELETE /-/pin/BUCKET?prefix=              keeps what lies under a prefix from being evicted, or no longer; Pins
+    POST /-/load/BUCKET                            LoadRequest -> LoadAnswer: fetches objects without sending them
     GET  /-/stat/BUCKET/KEY                        ObjectStat, for a key that there is not as well
     GET  /-/fleet                                  FleetStatus
     POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
+    POST /-/fetch/BUCKET                           HeldQuery -> HeldAnswer: the same, after fetching what it had not
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
 HOPS_MAX it is answered from what is here or from the origin.
@@ -51,6 +55,7 @@ FRAME_PLACE = 4
 PLACE = struct.Struct("!IQ")
 
 READ_KEYS_MAX = 65536
+LOAD_KEYS_MAX = 1024
 LIST_LIMIT_MAX = 10_000
 
 
@@ -97,6 +102,47 @@ class FleetStatus(msgspec.Struct, frozen=True):
     name: str
     members: list[FleetMember]
     down: list[str] = []
+
+
+class Evicted(msgspec.Struct, frozen=True):
+    """What was given up, over all servers of the fleet. `missed`: servers that could not be told."""
+
+    blocks: int
+    size_bytes: int
+    missed: list[str] = []
+
+
+class Pins(msgspec.Struct, frozen=True):
+    """Prefixes of a bucket that are pinned. `missed`: servers that could not be told."""
+
+    prefixes: list[str]
+    missed: list[str] = []
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    """Objects of one bucket to be held, on so many servers of the fleet (0: on as many as the bucket says). Nothing of
+    another bucket leaves for them."""
+
+    keys: list[str]
+    replicas: int = 0
+
+
+LOADED, HELD, PASSED, FAILED = "loaded", "held", "passed", "failed"
+
+
+class LoadItem(msgspec.Struct, frozen=True):
+    """One object: `held` already, `loaded` now, `passed` (there is no room for all of it), or `failed`, and why."""
+
+    key: str
+    state: str
+    size_bytes: int = 0
+    error: str = ""
+
+
+class LoadAnswer(msgspec.Struct, frozen=True):
+    """In the order of the request."""
+
+    items: list[LoadItem]
 
 
 class HeldQuery(msgspec.Struct, frozen=True):

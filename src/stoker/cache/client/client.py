@@ -18,8 +18,15 @@ from stoker.wire.cache_api import (
     READ_KEYS_MAX,
     BucketSpec,
     CacheStatus,
+    Evicted,
+    FleetStatus,
+    LoadAnswer,
+    LoadItem,
+    LoadRequest,
     ObjectInfo,
     ObjectPage,
+    ObjectStat,
+    Pins,
     ReadRequest,
     Refreshed,
 )
@@ -147,6 +154,13 @@ class CacheClient:
         query = {"prefix": prefix, "limit": str(limit)} | ({} if after is None else {"after": after})
         return self._call("GET", f"/-/list/{quote(bucket, safe='')}?{urlencode(query)}", ObjectPage)
 
+    def known(self, bucket: str, key: str) -> ObjectStat:
+        """What the server knows of a key, and since when; a key that is not there is answered as well.
+
+        Raises ObjectNotFound for the bucket, and OriginError.
+        """
+        return self._call("GET", f"/-/stat{object_target(bucket, check_key(key))}", ObjectStat)
+
     def add_bucket(
         self,
         name: str,
@@ -164,10 +178,40 @@ class CacheClient:
         """The server's figures."""
         return self._call("GET", "/-/status", CacheStatus)
 
+    def fleet(self) -> FleetStatus:
+        """The fleet as the server sees it; a server that is in none is its own only member."""
+        return self._call("GET", "/-/fleet", FleetStatus)
+
     def refresh(self, bucket: str, prefix: str = "") -> int:
         """Make the next reader of each key under `prefix` ask the origin. Returns how many keys."""
-        target = f"/-/refresh/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"
-        return self._call("POST", target, Refreshed, b"").dropped
+        return self.refresh_fleet(bucket, prefix).dropped
+
+    def refresh_fleet(self, bucket: str, prefix: str = "") -> Refreshed:
+        """As `refresh`; says as well which servers of the fleet could not be told."""
+        return self._call("POST", _below("refresh", bucket, prefix), Refreshed, b"")
+
+    def evict(self, bucket: str, prefix: str = "") -> Evicted:
+        """Give up what the fleet holds of the keys under `prefix`. Raises ObjectNotFound for the bucket."""
+        return self._call("POST", _below("evict", bucket, prefix), Evicted, b"")
+
+    def pin(self, bucket: str, prefix: str = "") -> Pins:
+        """Keep what lies under `prefix` from being evicted. Returns all pins of the bucket."""
+        return self._call("PUT", _below("pin", bucket, prefix), Pins, b"")
+
+    def unpin(self, bucket: str, prefix: str = "") -> Pins:
+        """Let what lies under `prefix` be evicted again. Returns the pins that the bucket still has."""
+        return self._call("DELETE", _below("pin", bucket, prefix), Pins)
+
+    def load(self, bucket: str, keys: Sequence[str]) -> list[LoadItem]:
+        """Have at most LOAD_KEYS_MAX objects held, without their bytes being sent. Returns how each went, in order.
+
+        The server answers when all are there. Raises ObjectNotFound for the bucket.
+        """
+        request = msgspec.msgpack.encode(LoadRequest(list(keys)))
+        items = self._call("POST", f"/-/load/{quote(bucket, safe='')}", LoadAnswer, request).items
+        if [item.key for item in items] != list(keys):
+            raise WireError("the server's answer to a load is not about the objects that it was asked for")
+        return items
 
     def close(self) -> None:
         """Close the pooled connections. The client may be used again."""
@@ -189,3 +233,8 @@ class CacheClient:
             return msgspec.msgpack.decode(answer, type=kind)
         except msgspec.DecodeError as error:
             raise WireError(f"the server's answer to {method} {target} is not understood: {error}") from error
+
+
+def _below(route: str, bucket: str, prefix: str) -> str:
+    """The request target of something that is done to all keys under a prefix."""
+    return f"/-/{route}/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"

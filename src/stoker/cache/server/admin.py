@@ -11,23 +11,31 @@ from stoker.base.ids import check_name
 from stoker.cache.evict import POLICIES
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.engine import Engine
+from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.port import Answer, Request, hops_of
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
     JSON,
     LIST_LIMIT_MAX,
+    LOAD_KEYS_MAX,
     MSGPACK,
     RESERVED_BUCKETS,
     BucketSpec,
     BucketStatus,
     CacheStatus,
+    Evicted,
     HeldAnswer,
     HeldQuery,
+    LoadAnswer,
+    LoadRequest,
     ObjectPage,
     ObjectStat,
+    Pins,
     Refreshed,
 )
-from stoker.wire.http import split_target
+from stoker.wire.http import check_key, split_target
+
+REPLICAS_MAX = 100
 
 
 class HitFigures(NamedTuple):
@@ -59,6 +67,7 @@ class Admin:
         self,
         engine: Engine,
         hits: FrontHits,
+        keeping: Keeping,
         version: str,
         uptime_s: Callable[[], float],
         notes: Callable[[], list[str]],
@@ -66,6 +75,7 @@ class Admin:
     ) -> None:
         self._engine = engine
         self._hits = hits
+        self._keeping = keeping
         self._on_buckets = on_buckets
         self._version = version
         self._uptime_s = uptime_s
@@ -87,6 +97,14 @@ class Admin:
                 _reply(request, answer, self._engine.fleet.status())
             case "POST", "held":
                 _reply(request, answer, self._held(request, name))
+            case "POST", "fetch":
+                _reply(request, answer, await self._fetch(request, name))
+            case "POST", "load":
+                _reply(request, answer, await self._load(request, name))
+            case "POST", "evict":
+                _reply(request, answer, await self._evict(request, name, query.get("prefix", "")))
+            case "PUT" | "DELETE", "pin":
+                _reply(request, answer, await self._pin(request, name, query.get("prefix", "")))
             case "POST", "refresh":
                 _reply(request, answer, await self._refresh(request, name, query.get("prefix", "")))
             case "PUT", "buckets":
@@ -159,14 +177,51 @@ class Admin:
 
     def _held(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))
-        store = self._engine.store
         query = msgspec.msgpack.decode(request.body, type=HeldQuery)
-        held = []
-        for key, version, block in query.blocks:
-            known = store.find(bucket.number, key)
-            has_version = known is not None and known.version == version
-            held.append(known is not None and has_version and block >= 0 and store.has(known, block))
-        return HeldAnswer(held)
+        holds = self._engine.store.holds
+        return HeldAnswer([holds(bucket.number, *block) for block in query.blocks])
+
+    async def _fetch(self, request: Request, name: str) -> HeldAnswer:
+        bucket = self._engine.bucket(_readable(request, name))
+        query = msgspec.msgpack.decode(request.body, type=HeldQuery)
+        return HeldAnswer(await self._keeping.fetch(bucket, query.blocks))
+
+    async def _load(self, request: Request, name: str) -> LoadAnswer:
+        bucket = self._engine.bucket(_readable(request, name))
+        wanted = msgspec.msgpack.decode(request.body, type=LoadRequest)
+        if len(wanted.keys) > LOAD_KEYS_MAX:
+            raise ConfigError(f"at most {LOAD_KEYS_MAX} keys are loaded at once, not {len(wanted.keys)}")
+        if not 0 <= wanted.replicas <= REPLICAS_MAX:
+            raise ConfigError(f"replicas must be 0 to {REPLICAS_MAX}, not {wanted.replicas}")
+        for key in wanted.keys:
+            check_key(key)
+        return LoadAnswer(await self._keeping.load(bucket, wanted.keys, wanted.replicas))
+
+    async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:
+        _needs_all(request)
+        bucket = self._engine.bucket(name)
+        evicted = await self._keeping.evict(bucket, prefix)
+        if hops_of(request):
+            return evicted
+        others, missed = await self._engine.fleet.ask_all(
+            lambda url: self._engine.fleet.peers.evict(url, name, prefix)
+        )
+        return Evicted(
+            evicted.blocks + sum(other.blocks for other in others),
+            evicted.size_bytes + sum(other.size_bytes for other in others),
+            missed,
+        )
+
+    async def _pin(self, request: Request, name: str, prefix: str) -> Pins:
+        _needs_all(request)
+        is_pinned = request.method == "PUT"
+        pins = self._keeping.pin(self._engine.bucket(name), prefix, is_pinned=is_pinned)
+        if hops_of(request):
+            return pins
+        _, missed = await self._engine.fleet.ask_all(
+            lambda url: self._engine.fleet.peers.pin(url, name, prefix, is_pinned=is_pinned)
+        )
+        return Pins(pins.prefixes, missed)
 
     async def _refresh(self, request: Request, name: str, prefix: str) -> Refreshed:
         """Here, and on all other servers of the fleet."""
@@ -175,9 +230,7 @@ class Admin:
         if hops_of(request):
             return Refreshed(dropped)
         fleet = self._engine.fleet
-        return Refreshed(
-            dropped, await fleet.tell_all(lambda url: fleet.peers.refresh(url, bucket.name, prefix, 1))
-        )
+        return Refreshed(dropped, await fleet.refresh_all(bucket.name, prefix))
 
 
 def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
@@ -209,7 +262,7 @@ def _readable(request: Request, name: str) -> str:
 
 def _needs_all(request: Request) -> None:
     if not request.principal.is_unrestricted:
-        raise AccessDenied("adding buckets needs a token that opens every bucket")
+        raise AccessDenied("this needs a token that opens every bucket")
 
 
 def _reply(request: Request, answer: Answer, value: Any, status: int = 200) -> None:

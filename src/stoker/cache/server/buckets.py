@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.wire.cache_api import BucketSpec
@@ -21,3 +21,4 @@ class Bucket:
     hit_bytes: int = 0
     path_hits: int = 0
     peer_bytes: int = 0
+    pins: set[str] = field(default_factory=set)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import NamedTuple
 
@@ -74,6 +74,7 @@ class Engine:
         self._rng = rng
         self._open_origin = open_origin
         self._fetches: Fetches[_Wanted] = Fetches(self._fetch, self._keep)
+        self._loading: set[_Wanted] = set()
         self._budget = Budget(FETCHES_MAX, FETCH_BYTES_MAX)
 
     def add_bucket(self, name: str, spec: BucketSpec) -> bool:
@@ -90,20 +91,32 @@ class Engine:
         )
         rng = self._rng.fork(len(self.buckets))
         origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
+        number = self._open_bucket(name, spec, origin.url, ())
+        bucket = Bucket(name, number, spec, origin)
+        self.buckets[name] = self._by_number[number] = bucket
+        return True
+
+    def apply_rules(self, bucket: Bucket) -> None:
+        """Keep a bucket by its rules and pins. Raises ConfigError, EnvironmentProblem."""
+        self._open_bucket(bucket.name, bucket.spec, bucket.origin.url, sorted(bucket.pins))
+
+    def _open_bucket(self, name: str, spec: BucketSpec, origin: str, pins: Sequence[str]) -> int:
+        rules = {
+            rule.prefix: PrefixRule(rule.prefix, rule.quota_bytes, rule.pinned) for rule in spec.prefixes
+        }
+        rules |= {prefix: PrefixRule(prefix, 0, True) for prefix in pins}
         try:
             kept = self.store.open_bucket(
                 name,
-                origin.url,
+                origin,
                 policy=spec.policy,
                 quota_bytes=spec.quota_bytes,
                 evict_after_s=spec.evict_after_s,
-                rules=[PrefixRule(rule.prefix, rule.quota_bytes, rule.pinned) for rule in spec.prefixes],
+                rules=list(rules.values()),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        bucket = Bucket(name, kept.number, spec, origin)
-        self.buckets[name] = self._by_number[kept.number] = bucket
-        return True
+        return kept.number
 
     def bucket(self, name: str) -> Bucket:
         """Raises ObjectNotFound if there is no such bucket."""
@@ -128,13 +141,31 @@ class Engine:
 
     def fetch(self, known: Known, index: int, hops: int = 0) -> Ticket:
         """A part in fetching a block from where it is, together with all who want it now."""
+        return self._join(known, index, hops)[0]
+
+    def _join(self, known: Known, index: int, hops: int) -> tuple[Ticket, _Wanted]:
         start, stop = block_bounds(known.size_bytes, self.block_size_bytes, index)
         bucket = self._by_number[known.bucket]
         name = block_owner_name(bucket.name, known.key, index)
         # All who make this server go to the origin are one, however often they were handed on.
         hops = self.fleet.hops(name, bucket.spec.max_replicas, hops)
         wanted = _Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index, hops)
-        return self._fetches.join(wanted, stop - start)
+        return self._fetches.join(wanted, stop - start), wanted
+
+    async def ensure(self, known: Known, index: int) -> bool:
+        """Hold a block here, fetched if it must be; nothing of another bucket leaves for it. Whether it is held. Raises
+        what the fetch fails with."""
+        if self.store.has(known, index):
+            return True
+        ticket, wanted = self._join(known, index, 1)
+        self._loading.add(wanted)
+        try:
+            await ticket.whole()
+            await ticket.landing.settled()
+        finally:
+            self._loading.discard(wanted)
+            ticket.leave()
+        return self.store.has(known, index)
 
     @property
     def is_storing(self) -> bool:
@@ -237,10 +268,14 @@ class Engine:
         bucket = self._by_number[wanted.bucket]
         name = block_owner_name(bucket.name, wanted.key, wanted.block)
         try:
-            keeps = self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps
-            if keeps and await self.store.put(wanted.known, wanted.block, landing.data):
+            is_loading = wanted in self._loading
+            keeps = is_loading or self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps
+            if keeps and await self.store.put(
+                wanted.known, wanted.block, landing.data, is_loading=is_loading
+            ):
                 landing.stored()
         finally:
+            landing.settle()
             self._give_budget(landing)
 
     def _give_budget(self, landing: Landing) -> None:

@@ -23,6 +23,7 @@ log = logging.getLogger("stoker.cache")
 T = TypeVar("T")
 PROBE_EVERY_S = 0.5
 RETIRE_S = 1.5
+OWED_MAX = 1000
 
 
 class Fleet:
@@ -42,6 +43,7 @@ class Fleet:
         self._members: tuple[FleetMember, ...] = (me,)
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._owed: dict[str, dict[tuple[str, str], None]] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -145,17 +147,45 @@ class Fleet:
         log.info("%s is left out for a while: %s", name, error)
         self.view.failed(name, self._clock.now(), self._rng)
 
-    async def tell_all(self, question: Callable[[str], Awaitable[object]]) -> list[str]:
-        """Tell every other member; the names of those that could not be told."""
+    async def ask_all(self, question: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
+        """What every other member says, and the names of those that said nothing."""
         others = [member for member in self._members if member.name != self.me.name]
         said = await asyncio.gather(*(question(member.url) for member in others), return_exceptions=True)
+        answers: list[T] = []
         missed = []
         for member, answer in zip(others, said, strict=True):
             if isinstance(answer, CacheUnavailable):
                 self.lost(member.name, answer)
             if isinstance(answer, BaseException):
                 missed.append(member.name)
+            else:
+                answers.append(answer)
+        return answers, missed
+
+    async def refresh_all(self, bucket: str, prefix: str) -> list[str]:
+        """Have every other member drop what it knows under a prefix; the names of those that could not be told, and
+        will be as soon as they can be."""
+        _, missed = await self.ask_all(lambda url: self._peers.refresh(url, bucket, prefix, 1))
+        for name in missed:
+            owed = self._owed.setdefault(name, {})
+            owed[bucket, prefix] = None
+            if len(owed) > OWED_MAX:
+                self._owed[name] = {(bucket, ""): None for bucket, _ in owed}
         return missed
+
+    async def _pay(self) -> None:
+        """Tell those who are back what they have missed."""
+        for name in [name for name in self._owed if name in self._urls and name not in self.view.down()]:
+            for bucket, prefix in list(self._owed[name]):
+                try:
+                    await self._peers.refresh(self._urls[name], bucket, prefix, 1)
+                except CacheUnavailable as error:
+                    self.lost(name, error)
+                    return
+                except StokerError as error:
+                    log.warning("%s does not drop what it knows of %s: %s", name, bucket, error)
+                del self._owed[name][bucket, prefix]
+            del self._owed[name]
 
     def _take(self, members: list[FleetMember]) -> None:
         self._members = tuple(sorted(members, key=lambda member: member.name))
@@ -177,6 +207,7 @@ class Fleet:
                     self.view.answered(name)
                 else:
                     self.view.failed(name, self._clock.now(), self._rng)
+            await self._pay()
 
     async def _watch(self, members: AsyncGenerator[Sequence[FleetMember], None]) -> None:
         async with aclosing(members):

@@ -11,13 +11,14 @@ class Landing:
     `granted_bytes`: what it has of the budget of all fetches.
     """
 
-    __slots__ = ("_waiters", "data", "filled", "granted_bytes", "is_stored", "size_bytes")
+    __slots__ = ("_waiters", "data", "filled", "granted_bytes", "is_settled", "is_stored", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.data = bytearray()
         self.filled = 0
         self.granted_bytes = 0
+        self.is_settled = False
         self.is_stored = False
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -41,6 +42,16 @@ class Landing:
         self.is_stored = True
         self.data = bytearray()
         self.wake()
+
+    def settle(self) -> None:
+        """It is stored, or will not be."""
+        self.is_settled = True
+        self.wake()
+
+    async def settled(self) -> None:
+        """Wait until it is stored, or will not be."""
+        while not self.is_settled:
+            await self.changed()
 
     def wake(self) -> None:
         """Something has changed for those who wait."""

@@ -16,10 +16,12 @@ from stoker.wire.cache_api import (
     HOPS,
     MSGPACK,
     ErrorBody,
+    Evicted,
     HeldAnswer,
     HeldQuery,
     ObjectPage,
     ObjectStat,
+    Pins,
     Refreshed,
     error_of,
 )
@@ -34,6 +36,7 @@ _IDLE_MAX = 16
 _REFRESHING = "Cache-Control: no-cache\r\n"
 _PART_BYTES = 256 * 1024
 
+Block = tuple[str, str, int]
 _Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -66,14 +69,33 @@ class Peers:
 
     async def refresh(self, url: str, bucket: str, prefix: str, hops: int) -> Refreshed:
         """Have a peer drop what it knows under a prefix."""
-        target = f"/-/refresh/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"
-        return await self._call(url, "POST", target, Refreshed, b"", hops=hops)
+        return await self._call(url, "POST", _under("refresh", bucket, prefix), Refreshed, b"", hops=hops)
 
-    async def held(self, url: str, bucket: str, blocks: Sequence[tuple[str, str, int]]) -> list[bool]:
+    async def held(self, url: str, bucket: str, blocks: Sequence[Block]) -> list[bool]:
         """Which of these blocks a peer holds."""
+        return await self._about("held", url, bucket, blocks)
+
+    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block]) -> list[bool]:
+        """Have a peer fetch what it does not hold of these blocks; which it holds then."""
+        return await self._about("fetch", url, bucket, blocks)
+
+    async def evict(self, url: str, bucket: str, prefix: str) -> Evicted:
+        """Have a peer give up what it holds under a prefix."""
+        return await self._call(url, "POST", _under("evict", bucket, prefix), Evicted, b"", hops=1)
+
+    async def pin(self, url: str, bucket: str, prefix: str, *, is_pinned: bool) -> Pins:
+        """Have a peer keep what lies under a prefix, or no longer."""
+        method = "PUT" if is_pinned else "DELETE"
+        return await self._call(url, method, _under("pin", bucket, prefix), Pins, b"", hops=1)
+
+    async def _about(self, route: str, url: str, bucket: str, blocks: Sequence[Block]) -> list[bool]:
         body = msgspec.msgpack.encode(HeldQuery(list(blocks)))
-        target = f"/-/held/{quote(bucket, safe='')}"
-        return (await self._call(url, "POST", target, HeldAnswer, body)).held
+        answer = await self._call(url, "POST", f"/-/{route}/{quote(bucket, safe='')}", HeldAnswer, body)
+        if len(answer.held) != len(blocks):
+            raise WireError(
+                f"{url} said {len(answer.held)} times of {len(blocks)} blocks whether it holds them"
+            )
+        return answer.held
 
     async def stream(
         self, url: str, bucket: str, key: str, start: int, stop: int, version: str, hops: int
@@ -154,6 +176,8 @@ class Peers:
                     link[1].write(request)
                     head = await self._head(url, link[0])
                     break
+                except TimeoutError:
+                    raise
                 except (OSError, EOFError, asyncio.IncompleteReadError):
                     link[1].close()
                     link = None
@@ -198,6 +222,10 @@ class Peers:
             return task.result()
         finally:
             task.cancel()
+
+
+def _under(route: str, bucket: str, prefix: str) -> str:
+    return f"/-/{route}/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"
 
 
 def _failure(head: ResponseHead, body: bytes) -> StokerError:

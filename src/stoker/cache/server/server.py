@@ -24,8 +24,10 @@ from stoker.cache.server.back import CacheBack
 from stoker.cache.server.connections import Connections
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fleet import Fleet
+from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.listening import connections_max, listen_tcp, listen_unix, raise_file_limit
 from stoker.cache.server.peers import Peers
+from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
 from stoker.wire.cache_api import BucketSpec, FleetMember
 
@@ -94,6 +96,7 @@ class CacheServer:
         self._front: Front | None = None
         self._connections: Connections | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._trim: Trim | None = None
 
     async def start(self) -> Listening:
         settings = self._settings
@@ -114,6 +117,8 @@ class CacheServer:
                 listener.close()
             raise
         self._start_front(engine, listeners)
+        self._trim = Trim(engine)
+        self._trim.start()
         await engine.fleet.start()
         return Listening(endpoint, settings.unix_path, engine.store.notes)
 
@@ -130,6 +135,8 @@ class CacheServer:
             self._front.stop()
         if self._ticker is not None:
             self._ticker.cancel()
+        if self._trim is not None:
+            await self._trim.stop()
         if self._engine is not None:
             await self._engine.fleet.leave()
             await self._engine.close()
@@ -181,9 +188,12 @@ class CacheServer:
             front.listen(listener.detach())
         self._set_rules()
         hits = FrontHits(front.take_hits)
+        keeping = Keeping(engine, self._settings.folder)
+        keeping.restore()
         admin = Admin(
             engine,
             hits,
+            keeping,
             SERVER_VERSION,
             lambda: self._clock.now() - self._started_at,
             lambda: engine.store.notes,

@@ -39,14 +39,14 @@ class Clearing:
         self.evicted_bytes = 0
         self.rewritten_bytes = 0
 
-    async def make_room(self, lot: int, size_bytes: Callable[[], int]) -> bool:
+    async def make_room(self, lot: int, size_bytes: Callable[[], int], *, is_loading: bool = False) -> bool:
         """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
         while True:
-            need = self._ask(lot, size_bytes())
+            need = self._ask(lot, size_bytes(), is_loading=is_loading)
             if need.fits or need.is_refused:
                 return need.fits
             async with self._lock:
-                need = self._ask(lot, size_bytes())
+                need = self._ask(lot, size_bytes(), is_loading=is_loading)
                 if not need.fits and not need.is_refused and not await self._give_up_one(need):
                     return False
 
@@ -111,9 +111,9 @@ class Clearing:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def _ask(self, lot: int, size_bytes: int, *, is_moving: bool = False) -> Need:
+    def _ask(self, lot: int, size_bytes: int, *, is_moving: bool = False, is_loading: bool = False) -> Need:
         leaving_bytes = self._held.files.sending.leaving_bytes()
-        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving)
+        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving, is_loading=is_loading)
 
     async def _give_up_one(self, need: Need) -> bool:
         """A segment, or a block. False if nothing of these lots can leave."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stoker._native import FileProblem, Found, Piece
+from stoker._native import FileProblem, Found, Name, Piece
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.evict import LRU
@@ -29,6 +29,7 @@ from stoker.errors import CorruptBlock, EnvironmentProblem
 
 log = logging.getLogger("stoker.cache")
 UPKEEP_EVERY_S = 1.0
+NAMES_AT_ONCE = 500
 
 
 class Store:
@@ -167,6 +168,11 @@ class Store:
             return False
         return found.block(block) is not None if found.is_large else block == 0
 
+    def holds(self, bucket: int, key: str, version: str, block: int) -> bool:
+        """Whether a block of that version is here, which does not count as a use."""
+        known = self.find(bucket, key)
+        return known is not None and known.version == version and block >= 0 and self.has(known, block)
+
     async def verified(self, known: Known, block: int) -> Piece | None:
         """A block that is here and right. One that was not looked at since the start is read first, and is given up
         where it does not match its checksum."""
@@ -192,9 +198,36 @@ class Store:
             raise CorruptBlock(f"a block in container {piece.container} does not match its checksum")
         return data
 
-    async def put(self, known: Known, block: int, data: Data) -> bool:
-        """Store a block that was fetched; False if it is not stored, for whatever reason."""
-        return self.held(known, block) is not None or await self._writing.put(known, block, data)
+    async def put(self, known: Known, block: int, data: Data, *, is_loading: bool = False) -> bool:
+        """Store a block that was fetched; False if it is not stored, for whatever reason. `is_loading`: nobody waits
+        for it, and nothing of another bucket leaves for it."""
+        if self.has(known, block):
+            return True
+        return await self._writing.put(known, block, data, is_loading=is_loading)
+
+    async def names(self, bucket: int, prefix: str) -> AsyncGenerator[list[Name], None]:
+        """All objects that are known under a prefix, in no order, some hundred at a time."""
+        cursor = 0
+        while True:
+            found, cursor = await self.holdings.run(self.index.scan, bucket, prefix, cursor, NAMES_AT_ONCE)
+            yield found
+            if not cursor:
+                return
+
+    def give_up(self, bucket: int, key: str) -> tuple[int, int]:
+        """Hold nothing of an object any more; how many blocks, and bytes, that were."""
+        found = self.index.find(bucket, key, True)
+        if found is None or not found.container:
+            return 0, 0
+        if not found.is_large:
+            known = _known(bucket, key, found)
+            piece = self.index.held(bucket, key, known.tag, 0, self.now_s())
+            return (1, found.size_bytes) if piece is not None and self.index.lose(piece) else (0, 0)
+        size = self.holdings.block_size_bytes
+        count = -(-found.size_bytes // size)
+        held = [n for n in range(count) if found.block(n) is not None]
+        self.large_files.lose_file(found.container, self.holdings.lot_of(bucket, key))
+        return len(held), sum(min(size, found.size_bytes - n * size) for n in held)
 
     def _read(self, piece: Piece) -> bytes | None:
         try:

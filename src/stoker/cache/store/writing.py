@@ -32,7 +32,7 @@ class Writing:
         self._retry_at = 0.0
         self.problem: str | None = None
 
-    async def put(self, known: Known, block: int, data: Data) -> bool:
+    async def put(self, known: Known, block: int, data: Data, *, is_loading: bool = False) -> bool:
         """Store a block. False if it is not stored, for whatever reason. Whoever is cancelled leaves the writing to
         end by itself."""
         if known.tag == 0 or (self.problem is not None and self._held.now() < self._retry_at):
@@ -42,7 +42,9 @@ class Writing:
         if task is None:
             is_packed = known.size_bytes <= self._held.packed_bytes_max
             task = asyncio.ensure_future(
-                self._put_packed(known, data) if is_packed else self._put_block(known, block, data)
+                self._put_packed(known, data, is_loading)
+                if is_packed
+                else self._put_block(known, block, data, is_loading)
             )
             self._running[identity] = task
             task.add_done_callback(lambda _: self._running.pop(identity, None))
@@ -60,12 +62,16 @@ class Writing:
         self.problem = str(problem)
         self._retry_at = self._held.now() + RETRY_S
 
-    async def _put_packed(self, known: Known, data: Data) -> bool:
+    async def _put_packed(self, known: Known, data: Data, is_loading: bool) -> bool:
         held, size_bytes = self._held, len(data)
         lot = held.lot_of(known.bucket, known.key)
-        if not await self._clearing.make_room(lot, lambda: held.segments.growth_bytes(lot, size_bytes)):
+
+        def growth_bytes() -> int:
+            return held.segments.growth_bytes(lot, size_bytes)
+
+        if not await self._clearing.make_room(lot, growth_bytes, is_loading=is_loading):
             return False
-        held.room.take(lot, held.segments.growth_bytes(lot, size_bytes))
+        held.room.take(lot, growth_bytes())
         placement = held.segments.place(lot, size_bytes, held.now_s())
         if placement.sealed is not None:
             held.files.finish(placement.sealed)
@@ -80,10 +86,10 @@ class Writing:
                 held.segments.seal(lot)  # its file may be gone, or was never made
                 held.files.finish(placement.segment)
 
-    async def _put_block(self, known: Known, block: int, data: Data) -> bool:
+    async def _put_block(self, known: Known, block: int, data: Data, is_loading: bool) -> bool:
         held, size_bytes = self._held, len(data)
         lot = held.lot_of(known.bucket, known.key)
-        if not await self._clearing.make_room(lot, lambda: pages_bytes(size_bytes)):
+        if not await self._clearing.make_room(lot, lambda: pages_bytes(size_bytes), is_loading=is_loading):
             return False
         try:
             container, is_new = self._file_of(known)

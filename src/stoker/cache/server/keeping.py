@@ -1,0 +1,187 @@
+"""What operators do to what is held: have it loaded, given up, or pinned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+from stoker.cache.layout import block_count
+from stoker.cache.maglev import block_owner_name
+from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.engine import Engine
+from stoker.cache.server.peers import Block
+from stoker.cache.store.known import Known
+from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
+from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, LoadItem, Pins
+
+log = logging.getLogger("stoker.cache")
+PINS_FILE = "pins.json"
+LOADS_MAX = 32
+_BLOCKS_AT_ONCE = 64
+
+
+class Keeping:
+    """For one engine. What is pinned is written down in the cache's folder."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._path = folder / PINS_FILE
+        self._turns = asyncio.Semaphore(LOADS_MAX)
+
+    def restore(self) -> None:
+        """Pin what was pinned. What cannot be read pins nothing, and is said."""
+        try:
+            pins = msgspec.json.decode(self._path.read_bytes(), type=dict[str, list[str]])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            self._engine.store.notes.append(f"{self._path.name} cannot be read ({error}): nothing is pinned")
+            return
+        for name, prefixes in pins.items():
+            bucket = self._engine.buckets.get(name)
+            if bucket is not None:
+                bucket.pins = set(prefixes)
+                self._engine.apply_rules(bucket)
+
+    async def evict(self, bucket: Bucket, prefix: str) -> Evicted:
+        """Give up what this server holds under a prefix, pinned or not."""
+        blocks = size_bytes = 0
+        async with aclosing(self._engine.store.names(bucket.number, prefix)) as pages:
+            async for names in pages:
+                for name in names:
+                    if name.container:
+                        lost_blocks, lost_bytes = self._engine.store.give_up(bucket.number, name.key)
+                        blocks += lost_blocks
+                        size_bytes += lost_bytes
+        return Evicted(blocks, size_bytes)
+
+    def pin(self, bucket: Bucket, prefix: str, *, is_pinned: bool) -> Pins:
+        """Keep what lies under a prefix from being evicted, or no longer. Raises ConfigError, EnvironmentProblem."""
+        if not prefix:
+            raise ConfigError(f"say what to pin of {bucket.name!r}: a prefix that is not empty")
+        before = set(bucket.pins)
+        if is_pinned:
+            bucket.pins.add(prefix)
+        else:
+            bucket.pins.discard(prefix)
+        try:
+            self._engine.apply_rules(bucket)
+            self._write()
+        except StokerError:
+            bucket.pins = before
+            self._engine.apply_rules(bucket)
+            raise
+        return Pins(sorted(bucket.pins))
+
+    async def load(self, bucket: Bucket, keys: Sequence[str], replicas: int) -> list[LoadItem]:
+        """Have objects held where they belong in the fleet, in the order of the keys."""
+        located = await asyncio.gather(*(self._locate(bucket, key) for key in keys))
+        where: dict[str, list[Block]] = defaultdict(list)
+        for known in located:
+            if isinstance(known, Known):
+                for index in range(block_count(known.size_bytes, self._engine.block_size_bytes)):
+                    for server in self._keepers(bucket, known, index, replicas):
+                        where[server].append((known.key, known.version, index))
+        held = await self._ask_all(bucket, where, is_fetching=False)
+        loaded = await self._ask_all(
+            bucket, {server: [b for b in blocks if not held[server, b]] for server, blocks in where.items()},
+            is_fetching=True,
+        )  # fmt: skip
+        wanted: dict[str, list[tuple[str, Block]]] = defaultdict(list)
+        for server, blocks in where.items():
+            for block in blocks:
+                wanted[block[0]].append((server, block))
+        return [
+            _item(key, known, [(held[one], loaded.get(one)) for one in wanted[key]])
+            for key, known in zip(keys, located, strict=True)
+        ]
+
+    async def fetch(self, bucket: Bucket, blocks: Sequence[Block]) -> list[bool]:
+        """Hold these blocks here; which of them are. Raises what the first that failed failed with."""
+        return list(await asyncio.gather(*(self._fetch(bucket, block) for block in blocks)))
+
+    async def _fetch(self, bucket: Bucket, block: Block) -> bool:
+        key, version, index = block
+        async with self._turns:
+            known = await self._engine.locate(bucket, key, 1)
+            count = block_count(known.size_bytes, self._engine.block_size_bytes)
+            if known.version != version or not 0 <= index < count:
+                return False
+            return await self._engine.ensure(known, index)
+
+    async def _locate(self, bucket: Bucket, key: str) -> Known | StokerError:
+        async with self._turns:
+            try:
+                return await self._engine.locate(bucket, key)
+            except StokerError as error:
+                return error
+
+    def _keepers(self, bucket: Bucket, known: Known, index: int, replicas: int) -> list[str]:
+        """The servers that are to hold a block."""
+        fleet = self._engine.fleet
+        count = max(1, replicas or bucket.spec.max_replicas)
+        name = block_owner_name(bucket.name, known.key, index)
+        owners = fleet.view.placement().owners(name, count)
+        return [owner.name for owner in owners] or [fleet.me.name]
+
+    async def _ask_all(
+        self, bucket: Bucket, where: dict[str, list[Block]], *, is_fetching: bool
+    ) -> dict[tuple[str, Block], bool]:
+        """Of each server, which of its blocks it holds; none, where it cannot be asked."""
+        said: dict[tuple[str, Block], bool] = {}
+
+        async def ask(server: str, blocks: list[Block]) -> None:
+            for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+                part = blocks[first : first + _BLOCKS_AT_ONCE]
+                answer = await self._ask(bucket, server, part, is_fetching=is_fetching)
+                said.update(zip(((server, block) for block in part), answer, strict=True))
+
+        await asyncio.gather(*(ask(server, blocks) for server, blocks in where.items()))
+        return said
+
+    async def _ask(
+        self, bucket: Bucket, server: str, blocks: list[Block], *, is_fetching: bool
+    ) -> list[bool]:
+        fleet, store = self._engine.fleet, self._engine.store
+        try:
+            if server == fleet.me.name:
+                if is_fetching:
+                    return await self.fetch(bucket, blocks)
+                return [store.holds(bucket.number, key, version, index) for key, version, index in blocks]
+            url = fleet.url(server)
+            if url is None:
+                return [False] * len(blocks)
+            ask = fleet.peers.fetch if is_fetching else fleet.peers.held
+            return await ask(url, bucket.name, blocks)
+        except CacheUnavailable as error:
+            fleet.lost(server, error)
+        except StokerError as error:
+            log.info("%s could not load all it was to: %s", server, error)
+        return [False] * len(blocks)
+
+    def _write(self) -> None:
+        pins = {name: sorted(bucket.pins) for name, bucket in self._engine.buckets.items() if bucket.pins}
+        temporary = self._path.with_suffix(".new")
+        try:
+            temporary.write_bytes(msgspec.json.encode(pins))
+            os.replace(temporary, self._path)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write {self._path}: {error.strerror}") from error
+
+
+def _item(key: str, known: Known | StokerError, blocks: list[tuple[bool, bool | None]]) -> LoadItem:
+    """`blocks`: of each, whether it was held before, and after (None: it was not asked again)."""
+    if isinstance(known, StokerError):
+        return LoadItem(key, FAILED, 0, str(known))
+    if all(before for before, _ in blocks):
+        return LoadItem(key, HELD, known.size_bytes)
+    if all(before or after for before, after in blocks):
+        return LoadItem(key, LOADED, known.size_bytes)
+    return LoadItem(key, PASSED, known.size_bytes, "not all of it could be fetched, or there is no room")

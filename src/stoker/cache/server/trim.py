@@ -1,0 +1,109 @@
+"""Giving up copies that the fleet has beyond what a bucket allows.
+
+While a server is away, others own and hold what is its. When it is back with what it held, there are more copies than
+`max_replicas`: those who are not to hold a block give it up, once each of those who are says that it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from contextlib import aclosing
+
+from stoker._native import Name, Piece
+from stoker.cache.layout import block_count
+from stoker.cache.maglev import block_owner_name
+from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.engine import Engine
+from stoker.cache.server.peers import Block
+from stoker.errors import CacheUnavailable, StokerError
+
+log = logging.getLogger("stoker.cache")
+AFTER_S = 5.0
+EVERY_S = 300.0
+PAUSE_S = 0.02
+
+
+class Trim:
+    """Runs some seconds after each change of the fleet, and now and then: it takes its time."""
+
+    def __init__(self, engine: Engine, after_s: float = AFTER_S) -> None:
+        self._engine = engine
+        self._after_s = after_s
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.trimmed_blocks = 0
+        engine.fleet.on_change = self._changed.set
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._changed.wait(), EVERY_S)
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            await asyncio.sleep(self._after_s)
+            if self._engine.fleet.is_alone:
+                continue
+            for bucket in list(self._engine.buckets.values()):
+                if bucket.spec.max_replicas:
+                    try:
+                        await self.trim(bucket)
+                    except StokerError as error:
+                        log.info("copies of %s cannot be counted now: %s", bucket.name, error)
+
+    async def trim(self, bucket: Bucket) -> None:
+        """Give up what others are to hold, and do."""
+        async with aclosing(self._engine.store.names(bucket.number, "")) as pages:
+            async for names in pages:
+                asked: dict[tuple[str, ...], list[Block]] = defaultdict(list)
+                for name in names:
+                    if name.container:
+                        self._sort(bucket, name, asked)
+                for keepers, blocks in asked.items():
+                    await self._give_up(bucket, keepers, blocks)
+                await asyncio.sleep(PAUSE_S)
+
+    def _sort(self, bucket: Bucket, name: Name, asked: dict[tuple[str, ...], list[Block]]) -> None:
+        """Blocks that are here and belong to others, by whom they belong to."""
+        engine = self._engine
+        for index in range(block_count(name.size_bytes, engine.block_size_bytes)):
+            owner_name = block_owner_name(bucket.name, name.key, index)
+            owners = engine.fleet.view.placement().owners(owner_name, bucket.spec.max_replicas)
+            keepers = tuple(owner.name for owner in owners)
+            is_ours = not keepers or engine.fleet.me.name in keepers
+            if not is_ours and engine.store.holds(bucket.number, name.key, name.version, index):
+                asked[keepers].append((name.key, name.version, index))
+
+    async def _give_up(self, bucket: Bucket, keepers: tuple[str, ...], blocks: list[Block]) -> None:
+        fleet, store = self._engine.fleet, self._engine.store
+        held = [True] * len(blocks)
+        for keeper in keepers:
+            url = fleet.url(keeper)
+            try:
+                if url is None:
+                    return
+                said = await fleet.peers.held(url, bucket.name, blocks)
+            except CacheUnavailable as error:
+                fleet.lost(keeper, error)
+                return
+            held = [both and one for both, one in zip(held, said, strict=True)]
+        for (key, version, index), is_held in zip(blocks, held, strict=True):
+            piece = self._piece(bucket, key, version, index) if is_held else None
+            if piece is not None:
+                store.clearing.lose(piece)
+                self.trimmed_blocks += 1
+
+    def _piece(self, bucket: Bucket, key: str, version: str, index: int) -> Piece | None:
+        store = self._engine.store
+        known = store.find(bucket.number, key)
+        return None if known is None or known.version != version else store.held(known, index)
