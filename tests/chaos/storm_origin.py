@@ -1,0 +1,125 @@
+"""An S3 origin over real HTTP whose objects can be told from their name and version, and which fails on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+SMALL, LARGE = 300, 12
+SMALL_BYTES = (1, 500, 20_000, 300_000)
+LARGE_BYTES = 9_000_000
+
+
+def names() -> list[str]:
+    return [f"s/{n:04}" for n in range(SMALL)] + [f"big/{n:02}" for n in range(LARGE)]
+
+
+def content(key: str, version: int) -> bytes:
+    """Every eight bytes tell of the key, the version and their place: no mixture of two looks like one."""
+    size = LARGE_BYTES if key.startswith("big/") else SMALL_BYTES[int(key[2:]) % len(SMALL_BYTES)]
+    stamp = hashlib.sha256(f"{key}@{version}".encode()).digest()
+    return (stamp * (size // len(stamp) + 1))[:size]
+
+
+class StormOrigin(ThreadingHTTPServer):
+    """`mood`: ok, slow, refusing (503), cutting (bodies end early). `reads` counts whole answers by key, version and
+    first byte."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.mood = "ok"
+        self.lock = threading.Lock()
+        self.versions = dict.fromkeys(names(), 0)
+        self.reads: Counter[tuple[str, int, int]] = Counter()
+        self.read_bytes = 0
+
+    @property
+    def url(self) -> str:
+        return f"s3://bucket?endpoint=http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes in the midst of an answer."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: StormOrigin
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if self.server.mood == "refusing":
+            self._say(503, b"<Error><Code>SlowDown</Code></Error>")
+            return
+        if self.server.mood == "slow":
+            time.sleep(0.3)
+        parts = urlsplit(self.path)
+        key = unquote(parts.path.removeprefix("/bucket").lstrip("/"))
+        if not key:
+            self._list(parse_qs(parts.query))
+            return
+        with self.server.lock:
+            version = self.server.versions.get(key)
+        if version is None:
+            self._say(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            return
+        tag = f'"{version}"'
+        if self.headers.get("If-Match") not in (None, tag):
+            self._say(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            return
+        self._object(key, version, tag)
+
+    def _object(self, key: str, version: int, tag: str) -> None:
+        body, first, status = content(key, version), 0, 200
+        total = len(body)
+        asked = self.headers.get("Range")
+        if asked:
+            first, last = (int(n) for n in asked.removeprefix("bytes=").split("-"))
+            status, body = 206, body[first : last + 1]
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{total}")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", tag)
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.server.mood == "cutting" and len(body) > 1:
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+            return
+        self.wfile.write(body)
+        with self.server.lock:
+            self.server.reads[key, version, first] += 1
+            self.server.read_bytes += len(body)
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        prefix = query.get("prefix", [""])[0]
+        with self.server.lock:
+            versions = {k: v for k, v in self.server.versions.items() if k.startswith(prefix)}
+        entries = "".join(
+            f"<Contents><Key>{key}</Key><Size>{len(content(key, version))}</Size><ETag>&quot;{version}&quot;</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for key, version in sorted(versions.items())
+        )
+        listing = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        self._say(200, listing.encode())
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
