@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from stoker.base.rng import Rng
 from stoker.cache.origin.memory import MemoryOrigin
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.budget import Budget
-from stoker.cache.server.engine import Engine
+from stoker.cache.server.engine import FETCHES_MAX, Engine
 from stoker.cache.server.fetches import Ticket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
@@ -303,3 +303,61 @@ def test_the_budget_is_first_come_first_served_and_survives_cancellation() -> No
         await budget.take(100)
 
     asyncio.run(whole())
+
+
+class SlowToEnd:
+    """An origin whose streams take a while to be given up."""
+
+    def __init__(self, origin: FaultyOrigin) -> None:
+        self._origin = origin
+        self.url = origin.url
+        self.counters = origin.counters
+        self.stat = origin.stat
+        self.list = origin.list
+        self.close = origin.close
+        self.hangs = True
+
+    async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
+        return await self._origin.read(key, start, stop, version)
+
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        try:
+            while self.hangs:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+        yield await self._origin.read(key, start, stop, version)
+
+
+def test_fetches_that_are_given_up_take_nothing_of_the_budget_with_them(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        known = await world.engine.locate(world.bucket, "k")
+        slow = SlowToEnd(world.origin)
+        world.bucket.origin._origin = slow
+        for _ in range(2 * FETCHES_MAX):
+            first = world.engine.fetch(known, 0)
+            await asyncio.sleep(0.002)
+            first.leave()
+            second = world.engine.fetch(known, 0)
+            await asyncio.sleep(0)
+            second.leave()
+        slow.hangs = False
+        assert await asyncio.wait_for(world.read(), 10) == bytes(2500)
+
+    run(World(tmp_path), test)
+
+
+def test_what_is_stored_is_kept_in_memory_no_longer(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        known = await world.engine.locate(world.bucket, "k")
+        ticket = world.engine.fetch(known, 0)
+        assert await ticket.whole() == bytes(1000)
+        await settled(world)
+        assert ticket.landing.data == b""
+        assert await ticket.whole() is None, "it is in the store"
+        late = world.engine.fetch(known, 1)
+        late.leave()
+        assert await world.read() == bytes(2500)
+
+    run(World(tmp_path), test)

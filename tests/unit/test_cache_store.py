@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import tempfile
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -407,5 +409,78 @@ def test_a_file_loses_its_last_held_block_while_another_is_written(tmp_path: Pat
         assert twin.store.room.used_bytes == 2 * BLOCK
         twin.check_room()
         await twin.store.close()
+
+    run(test)
+
+
+def test_what_the_index_cannot_learn_gives_its_room_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        large = next(f"k{n}" for n in range(99) if len(content("a", f"k{n}", 0)) == 300_000)
+        assert await twin.put("a", large)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (twin.store.index.file_bytes(), hard))
+        try:
+            known = twin.store.learn(twin.numbers["a"], large, "v9", 300_000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert known.tag == 0, "it is served, and nothing can be held of it"
+        assert twin.store.problem is not None
+        assert twin.store.room.used_bytes == 0
+        assert twin.disk_bytes() == 0
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_segment_that_cannot_be_written_anew_stays(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 3_000_000, "uniform")
+        names = [f"k{n}" for n in range(300)]
+        stored = [name for name in names if await twin.put("a", name)]
+        small = [name for name in stored if len(content("a", name, 0)) < 6000]
+        for name in small[::3] + small[1::3]:
+            twin.store.forget(twin.numbers["a"], name)
+        left = [name for name in small if await twin.check("a", name)]
+        files = twin.store.files
+        real = files.write
+
+        def full(number: int, offset: int, data: bytes) -> None:
+            raise EnvironmentProblem("no room")
+
+        files.write = full  # type: ignore[method-assign, assignment]
+        twin.clock.time_s += 100
+        while await twin.store.clearing.rewrite_sparse():
+            pass
+        files.write = real  # type: ignore[method-assign]
+        assert all([await twin.check("a", name) for name in left])
+        await twin.store.close()
+
+    run(test)
+
+
+def test_closing_waits_for_what_the_upkeep_writes(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 3_000_000)
+        for n in range(200):
+            await twin.put("a", f"k{n}")
+        for n in range(200):
+            if n % 4:
+                twin.store.forget(twin.numbers["a"], f"k{n}")
+        real = twin.store.files.write
+        ended: list[float] = []
+
+        def slow(number: int, offset: int, data: bytes) -> None:
+            time.sleep(0.01)
+            real(number, offset, data)
+            assert not ended, "written after the folder was let go"
+
+        twin.store.files.write = slow  # type: ignore[method-assign, assignment]
+        twin.clock.time_s += 100
+        rewriting = asyncio.ensure_future(twin.store.clearing.rewrite_sparse())
+        await asyncio.sleep(0.005)
+        await twin.store.close()
+        ended.append(twin.clock.time_s)
+        await asyncio.gather(rewriting, return_exceptions=True)
 
     run(test)

@@ -126,3 +126,20 @@ def test_the_interpreter_goes_on_while_the_index_works(tmp_path: Path) -> None:
         turns += 1
     assert turns > 100
     assert len(index) == 3000
+
+
+def test_a_container_number_is_known_after_all_of_it_is_gone(tmp_path: Path) -> None:
+    path = str(tmp_path / "index")
+    index = Index(path, 100)
+    bucket = index.bucket("b", "")
+    for container in (3, 10):
+        index.learn(bucket, f"k{container}", "v", 5, False, 1)
+        assert index.hold(bucket, f"k{container}", "v", None, container, 0, 7, 1)
+    index.lose_containers([10, 11])
+    assert index.container_max() == 10
+    index.compact(True)
+    index.sync()
+    del index
+    again = Index(path, 100)
+    assert again.container_max() == 10
+    assert again.containers().keys() == {3}
