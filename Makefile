@@ -15,7 +15,7 @@ PROGRAMS := etcd ip iptables openssl
 PACKAGES := etcd-server iproute2 iptables openssl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check system sim bench soak chaos fix clean
+.PHONY: help demo test check system sim bench soak chaos storm fix clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */	/' | expand -t 10
@@ -69,6 +69,9 @@ soak: $(STAMP)  ## long chaos: many seeded worlds for SECONDS (default 600)
 
 chaos: $(STAMP) system  ## faults on four test hosts against one run: make chaos SECONDS=600 SEED=1 [ARGS=--etcd]
 	$(BIN)/python -m tests.chaos.run --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)
+
+storm: $(STAMP)  ## faults on four cache servers and their origin under load: make storm SECONDS=600 SEED=1
+	$(BIN)/python -m tests.chaos.storm --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)
 
 bench: $(STAMP)  ## every benchmark, as one table of ratios
 	$(BIN)/python benchmarks/all.py $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
@@ -14,7 +15,8 @@ import msgspec
 import pytest
 
 from stoker.cache.client.client import CacheClient
-from stoker.errors import ObjectNotFound, StokerError
+from stoker.cache.client.fleet import FleetClient, open_client
+from stoker.errors import CacheUnavailable, ObjectChanged, ObjectNotFound, StokerError
 from stoker.wire.cache_api import (
     BucketSpec,
     Evicted,
@@ -210,6 +212,63 @@ def test_who_comes_back_never_serves_what_was_overwritten(tmp_path: Path) -> Non
                 assert client.read_many("b", list(changed)) == list(changed.values())
                 for key in list(changed)[:20]:
                     assert client.read("b", key, version=client.stat("b", key).version) == changed[key]
+
+
+def peer_bytes(fleet: FleetOfServers) -> int:
+    total = 0
+    for name in fleet.servers:
+        with fleet.client(name) as client:
+            total += sum(bucket.peer_bytes for bucket in client.status().buckets)
+    return total
+
+
+def test_a_client_of_the_fleet_asks_the_owner(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(120)], 5000)
+    objects |= fill(tmp_path / "o", ["big"], 25_000_000) | fill(tmp_path / "o", ["empty"], 0)
+    with fleet_of(tmp_path, "wxyz", str(tmp_path / "o")) as fleet:
+        urls = ",".join(server.url for server in fleet.servers.values())
+        with open_client(urls, TOKEN, timeout_s=20.0) as client:
+            assert isinstance(client, FleetClient)
+            assert client.read_many("b", list(objects)[:120]) == list(objects.values())[:120]
+            for _ in range(2):
+                assert client.read("b", "big") == objects["big"]
+                assert client.read("b", "big", 4_000_000, 9_000_000) == objects["big"][4_000_000:9_000_000]
+                assert client.read("b", "big", 24_999_990, 30_000_000) == objects["big"][-10:]
+                assert client.read("b", "big", 26_000_000) == b""
+                assert client.read("b", "empty") == b""
+                assert client.read("b", "k007", 10, 10) == b""
+                assert client.read("b", "k007", 10, 20) == objects["k007"][10:20]
+                assert client.stat("b", "big").size_bytes == 25_000_000
+                assert client.known("b", "empty").size_bytes == 0
+                assert {info.key for info in client.list_objects("b")} == set(objects)
+            with pytest.raises(ObjectNotFound):
+                client.read("b", "none")
+            with pytest.raises(ObjectNotFound, match="none"):
+                client.read_many("b", ["k001", "none"])
+            with pytest.raises(ObjectChanged):
+                client.read("b", "big", version="another")
+            again = pickle.loads(pickle.dumps(client))
+            assert again.read("b", "k001") == objects["k001"]
+            again.close()
+            assert peer_bytes(fleet) == 0, "no byte came by another server"
+            assert fleet.origin_bytes() == 25_000_000 + 600_000
+
+
+def test_a_client_of_the_fleet_outlives_its_servers(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(120)], 5000)
+    objects |= fill(tmp_path / "o", ["big"], 25_000_000)
+    with fleet_of(tmp_path, "wxyz", str(tmp_path / "o")) as fleet:
+        urls = ",".join(server.url for server in list(fleet.servers.values())[:2])
+        with open_client(urls, TOKEN, timeout_s=20.0) as client:
+            for gone in ("w", "x", "y"):
+                assert client.read_many("b", list(objects)) == list(objects.values())
+                assert client.read("b", "big") == objects["big"]
+                fleet.servers.pop(gone).stop(signal.SIGKILL)
+                assert client.read("b", "big") == objects["big"]
+                assert client.read_many("b", list(objects)) == list(objects.values())
+            fleet.servers.pop("z").stop(signal.SIGKILL)
+            with pytest.raises(CacheUnavailable):
+                client.read("b", "big")
 
 
 def test_refresh_reaches_every_server(tmp_path: Path) -> None:

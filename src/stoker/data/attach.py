@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from stoker.base.ids import new_token
 from stoker.cache.client.client import CacheClient
+from stoker.cache.client.fleet import open_client
 from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import CacheSettings, cache_settings
@@ -57,7 +58,7 @@ def attach(url: str, settings: CacheSettings | None = None) -> Served:
 
 @functools.cache
 def _client(endpoint: str, token: str | None) -> CacheClient:
-    return CacheClient(endpoint, token)
+    return open_client(endpoint, token)
 
 
 @functools.cache

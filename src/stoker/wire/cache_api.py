@@ -102,6 +102,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     name: str
     members: list[FleetMember]
     down: list[str] = []
+    block_size_bytes: int = 4 * 1024 * 1024
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -236,6 +237,8 @@ class BucketStatus(msgspec.Struct, frozen=True):
     origin_state: str = "closed"
     """`open`: the origin failed again and again and is left alone for a while; `probing`: one request goes to see."""
     origin_retries: int = 0
+    peer_bytes: int = 0
+    """Read from other servers of the fleet."""
     origin_hedges: int = 0
     """Second requests beside slow ones; they count as requests as well."""
 

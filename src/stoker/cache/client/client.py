@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -35,6 +35,14 @@ from stoker.wire.http import check_key, etag_of, object_target, version_of
 T = TypeVar("T")
 _FIRST_KEYS = 16
 _PIPELINED_KEYS_MAX = 512
+
+
+class Part(NamedTuple):
+    """A part of an object, and what the object is."""
+
+    data: bytes
+    version: str
+    size_bytes: int
 
 
 class CacheClient:
@@ -82,6 +90,19 @@ class CacheClient:
             "GET", object_target(bucket, check_key(key)), headers, accept=(416,)
         )
         return b"" if head.status == 416 else bytes(body)
+
+    def part(self, bucket: str, key: str, start: int, stop: int, *, version: str | None = None) -> Part:
+        """Bytes `[start, stop)` of an object, or to its end, with its version and size. Raises as `read`."""
+        headers = b"" if version is None else f"If-Match: {etag_of(version)}\r\n".encode("latin-1")
+        headers += b"Range: bytes=%d-%d\r\n" % (start, stop - 1)
+        head, body = self._transport.request(
+            "GET", object_target(bucket, check_key(key)), headers, accept=(416,)
+        )
+        if head.status == 416:
+            info = self.known(bucket, key)
+            return Part(b"", info.version, info.size_bytes)
+        total = head.headers.get("content-range", "").rpartition("/")[2] or str(len(body))
+        return Part(bytes(body), version_of(head.headers.get("etag", "")), int(total))
 
     def read_many(self, bucket: str, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, in the order of `keys`, by one request.
@@ -202,12 +223,13 @@ class CacheClient:
         """Let what lies under `prefix` be evicted again. Returns the pins that the bucket still has."""
         return self._call("DELETE", _below("pin", bucket, prefix), Pins)
 
-    def load(self, bucket: str, keys: Sequence[str]) -> list[LoadItem]:
+    def load(self, bucket: str, keys: Sequence[str], *, replicas: int = 0) -> list[LoadItem]:
         """Have at most LOAD_KEYS_MAX objects held, without their bytes being sent. Returns how each went, in order.
 
-        The server answers when all are there. Raises ObjectNotFound for the bucket.
+        `replicas`: on so many servers of the fleet; 0: on as many as the bucket says. The server answers when all are
+        there. Raises ObjectNotFound for the bucket.
         """
-        request = msgspec.msgpack.encode(LoadRequest(list(keys)))
+        request = msgspec.msgpack.encode(LoadRequest(list(keys), replicas))
         items = self._call("POST", f"/-/load/{quote(bucket, safe='')}", LoadAnswer, request).items
         if [item.key for item in items] != list(keys):
             raise WireError("the server's answer to a load is not about the objects that it was asked for")
@@ -228,6 +250,10 @@ class CacheClient:
         return version_of(head.headers.get("etag", ""))
 
     def _call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
+        return self.call(method, target, kind, body)
+
+    def call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
+        """The answer of one of the server's own routes."""
         _, answer = self._transport.request(method, target, body=body)
         try:
             return msgspec.msgpack.decode(answer, type=kind)

@@ -8,6 +8,7 @@ from typing import Any
 from fsspec.spec import AbstractFileSystem
 
 from stoker.cache.client.client import CacheClient
+from stoker.cache.client.fleet import open_client
 from stoker.errors import ConfigError, ObjectNotFound
 from stoker.settings import cache_settings
 from stoker.wire.cache_api import LIST_LIMIT_MAX, ObjectInfo
@@ -32,7 +33,7 @@ class StokerFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise ConfigError(
                 "no cache endpoint: pass endpoint='http://HOST:PORT', or set STOKER_CACHE_ENDPOINT"
             )
-        self._client = CacheClient(where, token or settings.token)
+        self._client = open_client(where, token or settings.token)
 
     @property
     def fsid(self) -> str:

@@ -94,7 +94,8 @@ class Admin:
             case "GET", "stat":
                 _reply(request, answer, await self._stat(request, name))
             case "GET", "fleet":
-                _reply(request, answer, self._engine.fleet.status())
+                status = self._engine.fleet.status(self._engine.block_size_bytes)
+                _reply(request, answer, status)
             case "POST", "held":
                 _reply(request, answer, self._held(request, name))
             case "POST", "fetch":
@@ -137,7 +138,7 @@ class Admin:
                     hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
                     origin_requests=counters.requests, path_hits=bucket.path_hits,
                     origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
-                    origin_hedges=bucket.origin.hedges,
+                    origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
                 )
             )  # fmt: skip
         problem = store.problem

@@ -96,8 +96,10 @@ class Fleet:
     async def close(self) -> None:
         await self._peers.close()
 
-    def status(self) -> FleetStatus:
-        return FleetStatus(self.me.name, list(self._members), sorted(self.view.down()))
+    def status(self, block_size_bytes: int) -> FleetStatus:
+        """The fleet as this server sees it."""
+        down = sorted(self.view.down())
+        return FleetStatus(self.me.name, list(self._members), down, block_size_bytes)
 
     def route(self, name: str, max_replicas: int, hops: int) -> Route:
         """Where what is placed by that name comes from."""

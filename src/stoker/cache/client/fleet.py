@@ -1,0 +1,239 @@
+"""A client that knows who owns what in a fleet, and asks there: no byte travels twice.
+
+Its view of the fleet may be stale: every server answers every request. Who cannot be reached is left out for a while,
+and another is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from stoker.cache.client.client import CacheClient, Part
+from stoker.cache.maglev import Member, Placement, block_owner_name
+from stoker.errors import CacheUnavailable
+from stoker.wire.cache_api import FleetStatus, ObjectInfo, ObjectPage, ObjectStat
+
+T = TypeVar("T")
+VIEW_S = 5.0
+DOWN_S = 3.0
+_THREADS = 8
+_BATCH_TRIES = 3
+
+
+class FleetClient(CacheClient):
+    """As CacheClient, for the servers at these endpoints (`http://HOST:PORT`) and all that are in a fleet with them."""
+
+    def __init__(
+        self, endpoints: Sequence[str], token: str | None = None, *, timeout_s: float = 30.0
+    ) -> None:
+        super().__init__(endpoints[0], token, timeout_s=timeout_s, short_circuit=False)
+        self._given = tuple(endpoints)
+        self._token = token
+        self._patience_s = timeout_s
+        self._clients: dict[str, CacheClient] = {}
+        self._urls: dict[str, str] = {}
+        self._members: tuple[Member, ...] = ()
+        self._down: dict[str, float] = {}
+        self._placement = Placement(())
+        self._placed: tuple[tuple[Member, ...], frozenset[str]] = ((), frozenset())
+        self._block_size_bytes = 0
+        self._viewed_at = -1e9
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def read(
+        self, bucket: str, key: str, start: int = 0, stop: int | None = None, *, version: str | None = None
+    ) -> bytes:
+        if start < 0 or (stop is not None and stop < start):
+            raise ValueError(f"bytes [{start}, {stop}) are not a range")
+        if stop == start:
+            return b""
+        self._look()
+        size = self._block_size_bytes
+        first_stop = (start // size + 1) * size
+        if stop is not None:
+            first_stop = min(first_stop, stop)
+        part = self._part(bucket, key, start, first_stop, version)
+        end = part.size_bytes if stop is None else min(stop, part.size_bytes)
+        if first_stop >= end:
+            return part.data
+        bounds = [(at, min(at + size, end)) for at in range(first_stop, end, size)]
+
+        def read(bound: tuple[int, int]) -> bytes:
+            return self._part(bucket, key, bound[0], bound[1], part.version).data
+
+        return b"".join([part.data, *self._threads().map(read, bounds)])
+
+    def read_many(self, bucket: str, keys: Sequence[str]) -> list[bytes]:
+        found: dict[int, bytes] = {}
+        for attempt in range(_BATCH_TRIES):
+            self._look()
+            groups: dict[str, list[int]] = defaultdict(list)
+            for position, key in enumerate(keys):
+                if position not in found:
+                    groups[next(self._owners(block_owner_name(bucket, key, 0)))].append(position)
+            self._read_groups(bucket, keys, groups, found, is_last=attempt == _BATCH_TRIES - 1)
+            if len(found) == len(keys):
+                break
+        return [found[position] for position in range(len(keys))]
+
+    def stat(self, bucket: str, key: str) -> ObjectInfo:
+        return self._ask(block_owner_name(bucket, key, 0), lambda client: client.stat(bucket, key))
+
+    def known(self, bucket: str, key: str) -> ObjectStat:
+        return self._ask(block_owner_name(bucket, key, 0), lambda client: client.known(bucket, key))
+
+    def list_page(self, bucket: str, prefix: str, after: str | None, limit: int) -> ObjectPage:
+        name = block_owner_name(bucket, prefix, 0)
+        return self._ask(name, lambda client: client.list_page(bucket, prefix, after, limit))
+
+    def close(self) -> None:
+        super().close()
+        for client in self._clients.values():
+            client.close()
+        if self._pool is not None and self._pool[0] == os.getpid():
+            self._pool[1].shutdown()
+        self._pool = None
+
+    def __reduce__(self) -> tuple[Callable[..., FleetClient], tuple[object, ...]]:
+        return _again, (self._given, self._token, self._patience_s)
+
+    def _call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
+        return self._ask("", lambda client: client.call(method, target, kind, body))
+
+    def _part(self, bucket: str, key: str, start: int, stop: int, version: str | None) -> Part:
+        name = block_owner_name(bucket, key, start // self._block_size_bytes)
+        return self._ask(name, lambda client: client.part(bucket, key, start, stop, version=version))
+
+    def _read_groups(
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        groups: dict[str, list[int]],
+        found: dict[int, bytes],
+        *,
+        is_last: bool,
+    ) -> None:
+        """One batch from each server at once. What one that cannot be reached was to give is left out, but at last."""
+
+        def read(url: str, positions: list[int]) -> None:
+            try:
+                items = self._at(url).read_many(bucket, [keys[position] for position in positions])
+            except CacheUnavailable:
+                self._lost(url)
+                if is_last:
+                    raise
+            else:
+                found.update(zip(positions, items, strict=True))
+
+        if len(groups) == 1:
+            ((url, positions),) = groups.items()
+            read(url, positions)
+            return
+        for done in [self._threads().submit(read, *group) for group in groups.items()]:
+            done.result()
+
+    def _ask(self, name: str, question: Callable[[CacheClient], T]) -> T:
+        """What the owner of a name says, or another server where that cannot be reached. Raises what they say."""
+        self._look()
+        last: CacheUnavailable | None = None
+        for url in self._owners(name):
+            try:
+                return question(self._at(url))
+            except CacheUnavailable as error:
+                self._lost(url)
+                last = error
+        assert last is not None
+        raise last
+
+    def _owners(self, name: str) -> Iterator[str]:
+        """Whom to ask, one after the other: the owner, the others, and those that were told at first."""
+        tried = set()
+        down = frozenset(url for url, until in self._down.items() if until > time.monotonic())
+        placement = self._placed_without(down)
+        for member in placement.owners(name, len(placement.members)) if name else placement.members:
+            url = self._urls.get(member.name)
+            if url is not None and url not in tried:
+                tried.add(url)
+                yield url
+        for url in (*self._urls.values(), *self._given):
+            if url not in tried:
+                tried.add(url)
+                yield url
+
+    def _placed_without(self, down: frozenset[str]) -> Placement:
+        members = self._members
+        if self._placed != (members, down):
+            away = [member.name for member in members if self._urls.get(member.name) in down]
+            self._placement = Placement(members).without(away) if away else Placement(members)
+            self._placed = members, down
+        return self._placement
+
+    def _look(self) -> None:
+        """Have the fleet told, if it was not lately. Raises CacheUnavailable if nobody answers, and nobody ever has."""
+        now = time.monotonic()
+        if now - self._viewed_at < VIEW_S:
+            return
+        last: CacheUnavailable | None = None
+        for url in dict.fromkeys((*self._urls.values(), *self._given)):
+            if self._down.get(url, 0.0) > now and len(self._urls) > 1:
+                continue
+            try:
+                status = self._at(url).fleet()
+            except CacheUnavailable as error:
+                self._lost(url)
+                last = error
+                continue
+            self._take(status, url)
+            return
+        if not self._members and last is not None:
+            raise last
+        self._viewed_at = now  # those who were known stay known
+
+    def _take(self, status: FleetStatus, url: str) -> None:
+        self._viewed_at = time.monotonic()
+        members = status.members
+        if len(members) < 2:
+            # One that is alone may not know under which address it was reached.
+            self._urls = {status.name: url}
+            self._members = (Member(status.name),)
+        else:
+            self._urls = {member.name: member.url for member in members}
+            self._members = tuple(Member(m.name, m.weight, m.zone) for m in members)
+        self._block_size_bytes = status.block_size_bytes
+        for name in status.down:
+            if name in self._urls:
+                self._down.setdefault(self._urls[name], self._viewed_at + DOWN_S)
+
+    def _lost(self, url: str) -> None:
+        self._down[url] = time.monotonic() + DOWN_S
+        self._viewed_at = -1e9
+
+    def _at(self, url: str) -> CacheClient:
+        client = self._clients.get(url)
+        if client is None:
+            made = CacheClient(url, self._token, timeout_s=self._patience_s, short_circuit=False)
+            client = self._clients.setdefault(url, made)
+        return client
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Of this process: a fork has none of its parent's."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(_THREADS, "stoker-cache-client")
+        return self._pool[1]
+
+
+def open_client(endpoint: str, token: str | None = None, *, timeout_s: float = 30.0) -> CacheClient:
+    """A client of one server, or of a fleet where `endpoint` names several, with commas in between."""
+    endpoints = [part.strip() for part in endpoint.split(",") if part.strip()]
+    if len(endpoints) > 1:
+        return FleetClient(endpoints, token, timeout_s=timeout_s)
+    return CacheClient(endpoint, token, timeout_s=timeout_s)
+
+
+def _again(endpoints: Sequence[str], token: str | None, timeout_s: float) -> FleetClient:
+    return FleetClient(endpoints, token, timeout_s=timeout_s)
