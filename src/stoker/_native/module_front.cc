@@ -98,8 +98,11 @@ void bind_front(py::module_& module) {
       .def("take", &take, py::arg("limit"))
       .def(
           "say",
-          [](Front& front, uint64_t connection, py::bytes bytes, bool is_data) {
-            return front.say(connection, std::string(std::string_view(bytes)), is_data);
+          [](Front& front, uint64_t connection, const py::buffer& bytes, bool is_data) {
+            const py::buffer_info view = bytes.request();
+            if (view.itemsize != 1 || view.ndim != 1 || (view.size && view.strides[0] != 1))
+              throw py::value_error("only bytes that lie one after the other can be said");
+            return front.say(connection, {static_cast<const char*>(view.ptr), static_cast<size_t>(view.size)}, is_data);
           },
           py::arg("connection"), py::arg("bytes"), py::arg("is_data") = false)
       .def("send_file", &send_file, py::arg("files"), py::arg("connection"), py::arg("container"), py::arg("offset"),

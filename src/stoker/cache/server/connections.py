@@ -43,7 +43,7 @@ class FrontAnswer:
         if self._is_head or not data:
             return
         self._unsent_bytes += len(data)
-        said = b"%x\r\n%b\r\n" % (len(data), bytes(data)) if self._is_chunked else bytes(data)
+        said = b"%x\r\n%b\r\n" % (len(data), bytes(data)) if self._is_chunked else data
         self._front.say(self._connection, said, True)
 
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
