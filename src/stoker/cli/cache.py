@@ -1,4 +1,4 @@
-"""`stoker cache …`: run a cache server, and ask one how it is."""
+"""`stoker cache …`: its commands; and `stoker cache serve`, which runs a server."""
 
 from __future__ import annotations
 
@@ -11,16 +11,33 @@ from typing import Any
 import msgspec
 
 from stoker.base.ids import check_name
-from stoker.base.units import format_bytes, format_duration, parse_size_bytes
-from stoker.cache.client.client import CacheClient
+from stoker.base.units import parse_size_bytes
 from stoker.cache.fleet.open import parse_member
 from stoker.cache.maglev import WEIGHT_MAX
 from stoker.cache.server.admin import check_bucket
 from stoker.cache.server.server import Listening, ServerSettings, serve
+from stoker.cli.cache_ask import add_questions
+from stoker.cli.cache_load import add_load_parser
+from stoker.cli.cache_top import add_top_parser
 from stoker.errors import ConfigError
-from stoker.settings import cache_settings, environment
-from stoker.wire.cache_api import BucketSpec, CacheStatus
+from stoker.settings import environment
+from stoker.wire.cache_api import BucketSpec
 
+_EPILOG = """\
+examples:
+  stoker cache serve --dir /ssd/cache --capacity 200GB --bucket train=/data/train
+  stoker cache ls stoker://train/images/ -l
+  stoker cache load stoker://train/images/       have it held before the job starts
+  stoker cache top                               what is read right now, and from where
+  stoker cache evict stoker://train/old/
+
+All but `serve` ask the server at --endpoint, or at STOKER_CACHE_ENDPOINT, with --token or STOKER_CACHE_TOKEN.
+In stoker://BUCKET/PREFIX the prefix is taken as it stands: images/ is a folder, images is images2/ as well.
+
+exit codes:
+  0 done   1 not all of it, no such object, or the token does not suffice   2 wrong usage
+  4 no server answers, no such bucket, or its origin fails   5 the machine refuses (port, disk)   130 interrupted
+"""
 _SERVE_EXAMPLES = """\
 examples:
   stoker cache serve --dir /var/cache/stoker --capacity 20GB --bucket train=/data/train
@@ -42,13 +59,6 @@ The file says the same, and arguments beat it:
 Objects are then at http://HOST:PORT/BUCKET/KEY. Stop it with Ctrl-C or SIGTERM: it finishes what was asked
 and exits with 0.
 """
-_STATUS_EXAMPLES = """\
-examples:
-  stoker cache status --endpoint http://127.0.0.1:7070
-  stoker cache status --endpoint unix:///run/stoker/cache.sock --token s3cret-token --json
-
-Without --endpoint and --token, STOKER_CACHE_ENDPOINT and STOKER_CACHE_TOKEN say where.
-"""
 
 
 class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,7 +79,13 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def add_cache_parser(subparsers: Any) -> None:
     """Add `stoker cache` to a parser's subcommands; each leaf sets `handler`."""
-    cache = subparsers.add_parser("cache", help="run a dataset cache server, or ask one how it is")
+    cache = subparsers.add_parser(
+        "cache",
+        help="run a dataset cache server, or steer one",
+        description="Run a dataset cache server, look at one, and change what it holds.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = cache.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     server = commands.add_parser(
@@ -109,14 +125,9 @@ def add_cache_parser(subparsers: Any) -> None:
     )
     server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
     server.set_defaults(handler=_serve)
-    status = commands.add_parser(
-        "status", help="show a server's figures", epilog=_STATUS_EXAMPLES, formatter_class=raw
-    )
-    status.add_argument("--endpoint", metavar="URL", help="http://HOST:PORT or unix:///PATH")
-    status.add_argument("--token", metavar="TOKEN")
-    status.add_argument("--timeout", metavar="SECONDS", type=float, default=10.0)
-    status.add_argument("--json", action="store_true", help="one JSON object")
-    status.set_defaults(handler=_status)
+    add_questions(commands)
+    add_load_parser(commands)
+    add_top_parser(commands)
 
 
 def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
@@ -185,43 +196,6 @@ def _announce(listening: Listening) -> None:
         print(f"note: {note}", file=sys.stderr)
     also = f" and unix://{listening.unix_path}" if listening.unix_path else ""
     print(f"serving at {listening.endpoint}{also}", flush=True)
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    settings = cache_settings()
-    endpoint = arguments.endpoint or settings.endpoint
-    if endpoint is None:
-        raise ConfigError("say which server: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT")
-    with CacheClient(endpoint, arguments.token or settings.token, timeout_s=arguments.timeout) as client:
-        status = client.status()
-    print(msgspec.json.encode(status).decode() if arguments.json else describe(endpoint, status))
-    return 0
-
-
-def describe(endpoint: str, status: CacheStatus) -> str:
-    """A server's figures for people."""
-    asked = status.hits + status.misses
-    lines = [
-        f"{endpoint}  {status.state}  up {format_duration(status.uptime_s)}  version {status.version}",
-        f"  held {format_bytes(status.held_bytes)} of {format_bytes(status.capacity_bytes)} "
-        f"in {status.held_blocks} blocks",
-        f"  {asked} objects read, {status.hits / asked:.1%} from the cache"
-        if asked
-        else "  nothing read yet",
-    ]
-    lines += [
-        f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
-        f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
-        f"requests  {bucket.origin}"
-        for bucket in status.buckets
-    ]
-    lines += [
-        f"  {bucket.name}: its origin has failed again and again, and is left alone for a while"
-        for bucket in status.buckets
-        if bucket.origin_state != "closed"
-    ]
-    lines += [f"  note: {note}" for note in status.notes]
-    return "\n".join(lines)
 
 
 def _read_file(path: str | None) -> ServeFile:

@@ -153,9 +153,10 @@ class HeldQuery(msgspec.Struct, frozen=True):
 
 
 class HeldAnswer(msgspec.Struct, frozen=True):
-    """Whether each is held, in the order of the question."""
+    """Whether each is held, in the order of the question; and why one could not be fetched, by its place there."""
 
     held: list[bool]
+    why: dict[int, str] = {}
 
 
 class ReadRequest(msgspec.Struct, frozen=True):

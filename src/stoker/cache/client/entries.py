@@ -27,14 +27,14 @@ def objects(ask: Lister, prefix: str, limit: int = LIST_LIMIT_MAX) -> Iterator[O
             return
 
 
-def children(ask: Lister, prefix: str) -> Iterator[ObjectInfo | str]:
+def children(ask: Lister, prefix: str, limit: int = LIST_LIMIT_MAX) -> Iterator[ObjectInfo | str]:
     """The objects right below a prefix, and the folders there as keys that end with a slash, sorted.
 
-    What lies in a folder is skipped, not listed. Raises what `ask` does.
+    What lies in a folder is skipped, not listed; pages are of at most `limit` objects. Raises what `ask` does.
     """
     after: str | None = None
     folder: str | None = None
-    limit = LIST_LIMIT_MAX
+    limit_max = limit
     while True:
         page = ask(prefix, after, limit)
         for info in page.objects:
@@ -51,6 +51,6 @@ def children(ask: Lister, prefix: str) -> Iterator[ObjectInfo | str]:
             # Where a page ends in a folder the next one begins after it, and is short: another folder may follow,
             # of which nothing but its name is wanted.
             after = max(after, f"{folder}{_LAST}")
-            limit = _AFTER_SKIP
+            limit = min(limit_max, _AFTER_SKIP)
         else:
-            limit = min(LIST_LIMIT_MAX, limit * 4)
+            limit = min(limit_max, limit * 4)

@@ -6,19 +6,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
+
 from stoker.cache.client.servers import Servers, SlowAnswer
-from stoker.errors import StokerError
 from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, LoadItem
 
 BATCH_KEYS_MAX = 256
 BATCH_BYTES_MAX = 256 * 1000 * 1000
 """So much is asked for together at most, so that progress is seen, and a lost request costs little."""
-SILENCE_S = 60.0
+PASSED_NAMED_MAX = 20
+SILENCE_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
 _OBJECT_S_MIN = 600.0
+_AGAIN_MAX = 100_000
 
 
 class Wanted(NamedTuple):
@@ -35,11 +38,16 @@ class Failure(NamedTuple):
     why: str
 
 
+Todo = queue.SimpleQueue[list[Wanted] | None]
+Done = queue.SimpleQueue[list[LoadItem] | BaseException]
+
+
 @dataclass
 class LoadCounts:
     """What has become of all objects so far. Sizes are in bytes.
 
     `held` were there before. What a request brought that was then lost, and asked again, counts as held, too.
+    `passed_first` are the first PASSED_NAMED_MAX of those that were passed.
     """
 
     objects: int = 0
@@ -50,6 +58,7 @@ class LoadCounts:
     loaded_bytes: int = 0
     passed: int = 0
     passed_bytes: int = 0
+    passed_first: list[Failure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -71,8 +80,24 @@ class LoadCounts:
             case state if state == PASSED:
                 self.passed += 1
                 self.passed_bytes += item.size_bytes
+                if len(self.passed_first) < PASSED_NAMED_MAX:
+                    self.passed_first.append(Failure(item.key, item.error or "there is no room"))
             case _:
                 self.failures.append(Failure(item.key, item.error or item.state))
+
+    def after(self, first: LoadCounts) -> LoadCounts:
+        """These of a second pass over the same objects, told together with those of the first: what was held before the
+        first was held already, whatever has become of it since."""
+        there = self.objects - self.passed - len(self.failures)
+        there_bytes = self.held_bytes + self.loaded_bytes
+        held, held_bytes = min(first.held, there), min(first.held_bytes, there_bytes)
+        return replace(
+            self,
+            held=held,
+            held_bytes=held_bytes,
+            loaded=there - held,
+            loaded_bytes=there_bytes - held_bytes,
+        )
 
 
 def batches(
@@ -93,13 +118,14 @@ def batches(
 
 
 class Loader:
-    """Loads objects of one bucket with at most `jobs` requests at a time.
+    """Loads objects of one bucket with at most `jobs` requests at a time, onto `replicas` servers of the fleet each (0:
+    as many as the bucket says).
 
     `silence_s`: how long a server may be at work on one request before it is asked again, for less.
     """
 
     def __init__(
-        self, servers: Servers, bucket: str, *, jobs: int = 4, silence_s: float = SILENCE_S
+        self, servers: Servers, bucket: str, *, jobs: int = 4, replicas: int = 0, silence_s: float = SILENCE_S
     ) -> None:
         if jobs < 1:
             raise ValueError(f"{jobs} requests at a time load nothing")
@@ -107,7 +133,9 @@ class Loader:
         self._servers = servers
         self._bucket = bucket
         self._jobs = jobs
+        self._replicas = replicas
         self._silence_s = silence_s
+        self._again: list[Wanted] = []
 
     def run(
         self, wanted: Iterable[Wanted], on_progress: Callable[[LoadCounts], None], every_s: float = 0.5
@@ -117,28 +145,59 @@ class Loader:
         Raises CacheUnavailable when no server answers any more, and what servers say about requests as a whole
         (AccessDenied, ObjectNotFound for the bucket); `counts` then has what was done until then.
         """
-        todo: queue.SimpleQueue[list[Wanted] | None] = queue.SimpleQueue()
-        done: queue.SimpleQueue[list[LoadItem] | BaseException] = queue.SimpleQueue()
+        self.counts = LoadCounts()
+        todo: Todo = queue.SimpleQueue()
+        done: Done = queue.SimpleQueue()
         # Daemons: Ctrl-C must not wait for answers that can take minutes.
         for _ in range(self._jobs):
             threading.Thread(target=self._work, args=(todo, done), daemon=True).start()
         try:
-            self._feed(batches(wanted), todo, done, on_progress, every_s)
+            for answer in self._answers(batches(wanted), todo, done, on_progress, every_s):
+                self._take(answer)
+            self._try_again(todo, done, on_progress, every_s)
         finally:
             for _ in range(self._jobs):
                 todo.put(None)
         on_progress(self.counts)
         return self.counts
 
-    def _feed(
+    def _take(self, items: list[LoadItem]) -> None:
+        for item in items:
+            if item.state == PASSED and len(self._again) < _AGAIN_MAX:
+                self._again.append(Wanted(item.key, item.size_bytes))
+            else:
+                self.counts.add(item)
+
+    def _try_again(
+        self, todo: Todo, done: Done, on_progress: Callable[[LoadCounts], None], every_s: float
+    ) -> None:
+        """Ask once more for what was passed: a server that was lost in the middle is no lack of room. That ends with
+        the first batch of which nothing could be held: what has no room is not to be read again and again."""
+        left, self._again = self._again, []
+        for batch in batches(left):
+            items = [
+                item
+                for part in self._answers(iter([batch]), todo, done, on_progress, every_s)
+                for item in part
+            ]
+            for item in items:
+                # It was not all there when it was asked for first.
+                self.counts.add(msgspec.structs.replace(item, state=LOADED) if item.state == HELD else item)
+            left = left[len(batch) :]
+            if all(item.state == PASSED for item in items):
+                break
+        for one in left:
+            self.counts.add(LoadItem(one.key, PASSED, one.size_bytes or 0))
+
+    def _answers(
         self,
         all_batches: Iterator[list[Wanted]],
-        todo: queue.SimpleQueue[list[Wanted] | None],
-        done: queue.SimpleQueue[list[LoadItem] | BaseException],
+        todo: Todo,
+        done: Done,
         on_progress: Callable[[LoadCounts], None],
         every_s: float,
-    ) -> None:
-        """Keep the threads at work, with one batch more than they are working on, until everything is answered."""
+    ) -> Iterator[list[LoadItem]]:
+        """What came of each batch. The threads are kept at work, with one batch more than they are working on."""
         asked = 0
         while True:
             while asked <= self._jobs and (batch := next(all_batches, None)) is not None:
@@ -154,15 +213,10 @@ class Loader:
             asked -= 1
             if isinstance(answer, BaseException):
                 raise answer
-            for item in answer:
-                self.counts.add(item)
+            yield answer
             on_progress(self.counts)
 
-    def _work(
-        self,
-        todo: queue.SimpleQueue[list[Wanted] | None],
-        done: queue.SimpleQueue[list[LoadItem] | BaseException],
-    ) -> None:
+    def _work(self, todo: Todo, done: Done) -> None:
         while (batch := todo.get()) is not None:
             try:
                 done.put(self._load(batch))
@@ -171,9 +225,8 @@ class Loader:
                 return
 
     def _load(self, batch: list[Wanted]) -> list[LoadItem]:
-        keys = [one.key for one in batch]
         try:
-            return self._servers.call(lambda client: client.load(self._bucket, keys), self._silence_s)
+            return self._ask([one.key for one in batch])
         except SlowAnswer:
             # What has come meanwhile stays, so that each time less is missing.
             if len(batch) == 1:
@@ -187,11 +240,12 @@ class Loader:
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                return self._servers.call(
-                    lambda client: client.load(self._bucket, [one.key]), self._silence_s
-                )[0]
+                return self._ask([one.key])[0]
             except SlowAnswer:
                 if time.monotonic() >= deadline:
                     return LoadItem(one.key, FAILED, 0, f"it is not there after {patience_s:.0f} s")
 
-
+    def _ask(self, keys: list[str]) -> list[LoadItem]:
+        return self._servers.call(
+            lambda client: client.load(self._bucket, keys, replicas=self._replicas), self._silence_s
+        )

@@ -65,7 +65,9 @@ class Servers:
             now = time.monotonic()
             deadline = now + self._patience_s if deadline is None else deadline
             attempt += 1
-            wait_s = min(backoff_s(attempt, self._rng, limit_s=_BACKOFF_MAX_S) + _BACKOFF_MIN_S, deadline - now)
+            wait_s = min(
+                backoff_s(attempt, self._rng, limit_s=_BACKOFF_MAX_S) + _BACKOFF_MIN_S, deadline - now
+            )
             if wait_s <= 0 or self._closed.wait(wait_s):
                 raise last
 

@@ -185,7 +185,7 @@ class Admin:
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))
         query = msgspec.msgpack.decode(request.body, type=HeldQuery)
-        return HeldAnswer(await self._keeping.fetch(bucket, query.blocks))
+        return await self._keeping.fetch(bucket, query.blocks)
 
     async def _load(self, request: Request, name: str) -> LoadAnswer:
         bucket = self._engine.bucket(_readable(request, name))

@@ -256,7 +256,7 @@ class Engine:
             return None
         try:
             question = [(wanted.key, wanted.version, wanted.block)]
-            held = await self.fleet.peers.held(url, bucket.name, question)
+            held = (await self.fleet.peers.held(url, bucket.name, question)).held
         except CacheUnavailable as error:
             self.fleet.lost(before, error)
             return None

@@ -19,7 +19,7 @@ from stoker.cache.server.engine import Engine
 from stoker.cache.server.peers import Block
 from stoker.cache.store.known import Known
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
-from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, LoadItem, Pins
+from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, HeldAnswer, LoadItem, Pins
 
 log = logging.getLogger("stoker.cache")
 PINS_FILE = "pins.json"
@@ -91,7 +91,7 @@ class Keeping:
                         where[server].append((known.key, known.version, index))
         held = await self._ask_all(bucket, where, is_fetching=False)
         loaded = await self._ask_all(
-            bucket, {server: [b for b in blocks if not held[server, b]] for server, blocks in where.items()},
+            bucket, {server: [b for b in blocks if held[server, b] is not True] for server, blocks in where.items()},
             is_fetching=True,
         )  # fmt: skip
         wanted: dict[str, list[tuple[str, Block]]] = defaultdict(list)
@@ -103,18 +103,23 @@ class Keeping:
             for key, known in zip(keys, located, strict=True)
         ]
 
-    async def fetch(self, bucket: Bucket, blocks: Sequence[Block]) -> list[bool]:
-        """Hold these blocks here; which of them are. Raises what the first that failed failed with."""
-        return list(await asyncio.gather(*(self._fetch(bucket, block) for block in blocks)))
+    async def fetch(self, bucket: Bucket, blocks: Sequence[Block]) -> HeldAnswer:
+        """Hold these blocks here; which of them are, and why others could not be fetched."""
+        said = await asyncio.gather(*(self._fetch(bucket, block) for block in blocks))
+        why = {place: found for place, found in enumerate(said) if isinstance(found, str)}
+        return HeldAnswer([found is True for found in said], why)
 
-    async def _fetch(self, bucket: Bucket, block: Block) -> bool:
+    async def _fetch(self, bucket: Bucket, block: Block) -> bool | str:
         key, version, index = block
         async with self._turns:
-            known = await self._engine.locate(bucket, key, 1)
-            count = block_count(known.size_bytes, self._engine.block_size_bytes)
-            if known.version != version or not 0 <= index < count:
-                return False
-            return await self._engine.ensure(known, index)
+            try:
+                known = await self._engine.locate(bucket, key, 1)
+                count = block_count(known.size_bytes, self._engine.block_size_bytes)
+                if known.version != version or not 0 <= index < count:
+                    return f"{key!r} is another version now"
+                return await self._engine.ensure(known, index)
+            except StokerError as error:
+                return str(error)
 
     async def _locate(self, bucket: Bucket, key: str) -> Known | StokerError:
         async with self._turns:
@@ -133,9 +138,9 @@ class Keeping:
 
     async def _ask_all(
         self, bucket: Bucket, where: dict[str, list[Block]], *, is_fetching: bool
-    ) -> dict[tuple[str, Block], bool]:
-        """Of each server, which of its blocks it holds; none, where it cannot be asked."""
-        said: dict[tuple[str, Block], bool] = {}
+    ) -> dict[tuple[str, Block], bool | str]:
+        """Of each server, which of its blocks it holds, or why it could not get one; none, where it cannot be asked."""
+        said: dict[tuple[str, Block], bool | str] = {}
 
         async def ask(server: str, blocks: list[Block]) -> None:
             for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
@@ -148,18 +153,18 @@ class Keeping:
 
     async def _ask(
         self, bucket: Bucket, server: str, blocks: list[Block], *, is_fetching: bool
-    ) -> list[bool]:
+    ) -> list[bool | str]:
         fleet, store = self._engine.fleet, self._engine.store
         try:
             if server == fleet.me.name:
                 if is_fetching:
-                    return await self.fetch(bucket, blocks)
+                    return _said(await self.fetch(bucket, blocks))
                 return [store.holds(bucket.number, key, version, index) for key, version, index in blocks]
             url = fleet.url(server)
             if url is None:
                 return [False] * len(blocks)
             ask = fleet.peers.fetch if is_fetching else fleet.peers.held
-            return await ask(url, bucket.name, blocks)
+            return _said(await ask(url, bucket.name, blocks))
         except CacheUnavailable as error:
             fleet.lost(server, error)
         except StokerError as error:
@@ -176,12 +181,23 @@ class Keeping:
             raise EnvironmentProblem(f"cannot write {self._path}: {error.strerror}") from error
 
 
-def _item(key: str, known: Known | StokerError, blocks: list[tuple[bool, bool | None]]) -> LoadItem:
-    """`blocks`: of each, whether it was held before, and after (None: it was not asked again)."""
+def _said(answer: HeldAnswer) -> list[bool | str]:
+    return [answer.why.get(place, is_held) for place, is_held in enumerate(answer.held)]
+
+
+def _item(
+    key: str, known: Known | StokerError, blocks: list[tuple[bool | str, bool | str | None]]
+) -> LoadItem:
+    """`blocks`: of each, whether it was held before, and after, or why not (None: it was not asked again)."""
     if isinstance(known, StokerError):
         return LoadItem(key, FAILED, 0, str(known))
-    if all(before for before, _ in blocks):
+    if all(before is True for before, _ in blocks):
         return LoadItem(key, HELD, known.size_bytes)
-    if all(before or after for before, after in blocks):
+    if all(before is True or after is True for before, after in blocks):
         return LoadItem(key, LOADED, known.size_bytes)
-    return LoadItem(key, PASSED, known.size_bytes, "not all of it could be fetched, or there is no room")
+    why = next((after for _, after in blocks if isinstance(after, str)), None)
+    if why is not None:
+        return LoadItem(key, FAILED, known.size_bytes, why)
+    return LoadItem(
+        key, PASSED, known.size_bytes, "there is no room for all of it, or a server cannot be reached"
+    )

@@ -71,11 +71,11 @@ class Peers:
         """Have a peer drop what it knows under a prefix."""
         return await self._call(url, "POST", _under("refresh", bucket, prefix), Refreshed, b"", hops=hops)
 
-    async def held(self, url: str, bucket: str, blocks: Sequence[Block]) -> list[bool]:
+    async def held(self, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
         """Which of these blocks a peer holds."""
         return await self._about("held", url, bucket, blocks)
 
-    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block]) -> list[bool]:
+    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
         """Have a peer fetch what it does not hold of these blocks; which it holds then."""
         return await self._about("fetch", url, bucket, blocks)
 
@@ -88,14 +88,14 @@ class Peers:
         method = "PUT" if is_pinned else "DELETE"
         return await self._call(url, method, _under("pin", bucket, prefix), Pins, b"", hops=1)
 
-    async def _about(self, route: str, url: str, bucket: str, blocks: Sequence[Block]) -> list[bool]:
+    async def _about(self, route: str, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
         body = msgspec.msgpack.encode(HeldQuery(list(blocks)))
         answer = await self._call(url, "POST", f"/-/{route}/{quote(bucket, safe='')}", HeldAnswer, body)
         if len(answer.held) != len(blocks):
             raise WireError(
                 f"{url} said {len(answer.held)} times of {len(blocks)} blocks whether it holds them"
             )
-        return answer.held
+        return answer
 
     async def stream(
         self, url: str, bucket: str, key: str, start: int, stop: int, version: str, hops: int

@@ -92,7 +92,7 @@ class Trim:
             try:
                 if url is None:
                     return
-                said = await fleet.peers.held(url, bucket.name, blocks)
+                said = (await fleet.peers.held(url, bucket.name, blocks)).held
             except CacheUnavailable as error:
                 fleet.lost(keeper, error)
                 return
