@@ -61,6 +61,8 @@ class FleetView:
     def failed(self, name: str, now: float, rng: Rng) -> None:
         """A member could not be reached: others are asked in its place until it answers again."""
         trouble = self._troubles.setdefault(name, _Trouble(0, 0.0))
+        if now < trouble.until:
+            return  # the same outage, found out by another request
         trouble.failures += 1
         trouble.until = now + backoff_s(trouble.failures, rng, first_s=DOWN_FIRST_S, limit_s=DOWN_LIMIT_S)
 

@@ -39,8 +39,7 @@ class FleetClient(CacheClient):
         self._urls: dict[str, str] = {}
         self._members: tuple[Member, ...] = ()
         self._down: dict[str, float] = {}
-        self._placement = Placement(())
-        self._placed: tuple[tuple[Member, ...], frozenset[str]] = ((), frozenset())
+        self._placed: tuple[tuple[Member, ...], frozenset[str], Placement] = ((), frozenset(), Placement(()))
         self._block_size_bytes = 0
         self._viewed_at = -1e9
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
@@ -153,7 +152,7 @@ class FleetClient(CacheClient):
     def _owners(self, name: str) -> Iterator[str]:
         """Whom to ask, one after the other: the owner, the others, and those that were told at first."""
         tried = set()
-        down = frozenset(url for url, until in self._down.items() if until > time.monotonic())
+        down = frozenset(url for url, until in list(self._down.items()) if until > time.monotonic())
         placement = self._placed_without(down)
         for member in placement.owners(name, len(placement.members)) if name else placement.members:
             url = self._urls.get(member.name)
@@ -166,12 +165,12 @@ class FleetClient(CacheClient):
                 yield url
 
     def _placed_without(self, down: frozenset[str]) -> Placement:
-        members = self._members
-        if self._placed != (members, down):
+        members, (placed, without, placement) = self._members, self._placed
+        if (placed, without) != (members, down):
             away = [member.name for member in members if self._urls.get(member.name) in down]
-            self._placement = Placement(members).without(away) if away else Placement(members)
-            self._placed = members, down
-        return self._placement
+            placement = Placement(members).without(away) if away else Placement(members)
+            self._placed = members, down, placement  # at once: other threads read it
+        return placement
 
     def _look(self) -> None:
         """Have the fleet told, if it was not lately. Raises CacheUnavailable if nobody answers, and nobody ever has."""
@@ -207,7 +206,8 @@ class FleetClient(CacheClient):
         self._block_size_bytes = status.block_size_bytes
         for name in status.down:
             if name in self._urls:
-                self._down.setdefault(self._urls[name], self._viewed_at + DOWN_S)
+                url = self._urls[name]
+                self._down[url] = max(self._down.get(url, 0.0), self._viewed_at + DOWN_S)
 
     def _lost(self, url: str) -> None:
         self._down[url] = time.monotonic() + DOWN_S

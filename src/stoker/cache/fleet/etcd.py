@@ -74,19 +74,19 @@ class EtcdMembership:
     async def _put(self) -> None:
         """Raises EnvironmentProblem."""
         assert self._me is not None
-        if not self._lease:
-            self._lease = (await self._client.call("lease/grant", {"TTL": self._lease_s}, Lease)).ID
+        lease = self._lease or (await self._client.call("lease/grant", {"TTL": self._lease_s}, Lease)).ID
         key = (self._prefix + self._me.name).encode()
-        put = {"request_put": {"key": key, "value": msgspec.json.encode(self._me), "lease": self._lease}}
+        put = {"request_put": {"key": key, "value": msgspec.json.encode(self._me), "lease": lease}}
         await self._client.call("kv/txn", {"success": [put]}, Transaction)
+        self._lease = lease  # only now: a lease without its key would be renewed for nothing
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
-                left_s = await self._client.keep_alive(self._lease, timeout_s=self._lease_s)
-                if not left_s:
+                if self._lease and not await self._client.keep_alive(self._lease, timeout_s=self._lease_s):
                     self._lease = 0
+                if not self._lease:
                     await self._put()
             except EnvironmentProblem as error:
                 log.warning("the lease in etcd cannot be renewed: %s", error)

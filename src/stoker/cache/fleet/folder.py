@@ -11,14 +11,17 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from stoker.errors import EnvironmentProblem
 from stoker.wire.cache_api import FleetMember
 
+T = TypeVar("T")
 log = logging.getLogger("stoker.cache")
 BEAT_S = 1.0
 LEASE_S = 6.0
@@ -30,6 +33,13 @@ class _Written(msgspec.Struct, frozen=True):
     beat: int
 
 
+class _Seen(NamedTuple):
+    """What a file said, and since when."""
+
+    said: bytes
+    since: float
+
+
 class FolderMembership:
     """`folder` is the same for all members, on any file system on which a rename is seen by the others."""
 
@@ -39,14 +49,19 @@ class FolderMembership:
         self._lease_s = lease_s
         self._me: FleetMember | None = None
         self._beat = int(time.time())
+        self._thread = ThreadPoolExecutor(1, "stoker-cache-members")
         self._beating: asyncio.Task[None] | None = None
-        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._seen: dict[str, _Seen] = {}
 
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         known: list[FleetMember] | None = None
+        with contextlib.suppress(
+            OSError
+        ):  # later it is only looked at: one that is gone may be a mount that is
+            self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                found = await asyncio.to_thread(self._read)
+                found = await self._run(self._read)
             except OSError as error:
                 log.warning("the fleet's folder %s cannot be read: %s", self._folder, error.strerror)
             else:
@@ -58,7 +73,8 @@ class FolderMembership:
     async def announce(self, me: FleetMember) -> None:
         self._me = me
         try:
-            await asyncio.to_thread(self._write)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            await self._run(self._write)
         except OSError as error:
             raise EnvironmentProblem(
                 f"cannot write to the fleet's folder {self._folder}: {error.strerror}"
@@ -72,15 +88,20 @@ class FolderMembership:
             await asyncio.gather(self._beating, return_exceptions=True)
             self._beating = None
         if self._me is not None:
+            name = self._me.name
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(os.unlink, self._path(self._me.name))
+                await self._run(lambda: os.unlink(self._path(name)))
             self._me = None
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """In a thread of its own: an origin that takes all others must not make this server fall silent."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             try:
-                await asyncio.to_thread(self._write)
+                await self._run(self._write)
             except OSError as error:
                 log.warning("cannot write to the fleet's folder %s: %s", self._folder, error.strerror)
 
@@ -90,7 +111,6 @@ class FolderMembership:
     def _write(self) -> None:
         assert self._me is not None
         self._beat += 1
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(self._me.name)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_bytes(msgspec.json.encode(_Written(self._me, self._beat)))
@@ -99,21 +119,22 @@ class FolderMembership:
     def _read(self) -> list[FleetMember]:
         now = time.monotonic()
         found = []
-        names = set()
-        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+        names = {name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)}
+        for name in sorted(names):
+            before = self._seen.get(name)
+            said = None if before is None else before.said
+            with contextlib.suppress(OSError):  # what cannot be read now is what it was, until its lease ends
+                said = (self._folder / name).read_bytes()
+            if said is None:
+                continue
+            if before is None or before.said != said:
+                before = self._seen[name] = _Seen(said, now)
+            if now - before.since > self._lease_s:
+                continue
             try:
-                said = path.read_bytes()
-                written = msgspec.json.decode(said, type=_Written)
-            except (OSError, msgspec.DecodeError) as error:
-                log.debug("%s is no member: %s", path, error)
-                continue
-            names.add(path.name)
-            before = self._seen.get(path.name)
-            if before is None or before[0] != said:
-                self._seen[path.name] = said, now
-            elif now - before[1] > self._lease_s:
-                continue
-            found.append(written.member)
+                found.append(msgspec.json.decode(said, type=_Written).member)
+            except msgspec.DecodeError as error:
+                log.debug("%s is no member: %s", name, error)
         for name in self._seen.keys() - names:
             del self._seen[name]
         return found

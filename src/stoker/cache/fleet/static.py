@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from stoker.errors import ConfigError
 from stoker.wire.cache_api import FleetMember
 
 
@@ -22,6 +23,12 @@ class StaticMembership:
             await self._changed.wait()
 
     async def announce(self, me: FleetMember) -> None:
+        if all(member.name != me.name for member in self._members):
+            known = ", ".join(f"{member.name} at {member.url}" for member in self._members)
+            raise ConfigError(
+                f"this server is {me.name} at {me.url}, which is none of its fleet's members ({known}): give --name or "
+                "--advertise as they are listed"
+            )
         others = tuple(member for member in self._members if member.name != me.name)
         self._members = (*others, me)
         self._changed.set()

@@ -15,6 +15,7 @@ from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.port import Answer, Request, hops_of
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
+    HELD_BLOCKS_MAX,
     JSON,
     LIST_LIMIT_MAX,
     LOAD_KEYS_MAX,
@@ -162,7 +163,8 @@ class Admin:
     async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:
         bucket = self._engine.bucket(_readable(request, name))
         text = query.get("limit", "1000")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LIST_LIMIT_MAX):
+        is_number = len(text) < 10 and text.isascii() and text.isdigit()
+        if not is_number or not 1 <= int(text) <= LIST_LIMIT_MAX:
             raise ConfigError(f"limit must be 1 to {LIST_LIMIT_MAX}, not {text!r}")
         return await self._engine.metadata.page(
             bucket, query.get("prefix", ""), query.get("after"), int(text), hops_of(request)
@@ -178,13 +180,13 @@ class Admin:
 
     def _held(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))
-        query = msgspec.msgpack.decode(request.body, type=HeldQuery)
+        query = _blocks(request)
         holds = self._engine.store.holds
         return HeldAnswer([holds(bucket.number, *block) for block in query.blocks])
 
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))
-        query = msgspec.msgpack.decode(request.body, type=HeldQuery)
+        query = _blocks(request)
         return await self._keeping.fetch(bucket, query.blocks)
 
     async def _load(self, request: Request, name: str) -> LoadAnswer:
@@ -259,6 +261,18 @@ def _readable(request: Request, name: str) -> str:
     if not request.principal.may_read(name):
         raise AccessDenied(f"this token may not read the bucket {name!r}")
     return name
+
+
+def _blocks(request: Request) -> HeldQuery:
+    """Raises ConfigError."""
+    query = msgspec.msgpack.decode(request.body, type=HeldQuery)
+    if len(query.blocks) > HELD_BLOCKS_MAX:
+        raise ConfigError(
+            f"at most {HELD_BLOCKS_MAX} blocks are asked about at once, not {len(query.blocks)}"
+        )
+    for key, _, _ in query.blocks:
+        check_key(key)
+    return query
 
 
 def _needs_all(request: Request) -> None:

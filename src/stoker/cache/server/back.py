@@ -76,8 +76,8 @@ class CacheBack:
         is_refreshing = "no-cache" in (request.header(b"cache-control") or "")
         known = await self._engine.locate(bucket, key, hops, is_refreshing=is_refreshing)
         wanted = request.header(b"if-match")
-        if hops and wanted is not None and version_of(wanted) != known.version:
-            # A peer knows another version, perhaps a newer one: what is known here may be stale.
+        if wanted is not None and wanted.strip() != "*" and version_of(wanted) != known.version:
+            # Who asks knows another version, perhaps a newer one: what is known here may be stale.
             known = await self._engine.locate(bucket, key, hops, is_refreshing=True)
         if wanted is not None and wanted.strip() != "*" and version_of(wanted) != known.version:
             raise ObjectChanged(f"{key!r} in {bucket.name!r} is another version now")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.wire.cache_api import BucketSpec
+
+_REFRESHES_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -22,3 +25,10 @@ class Bucket:
     path_hits: int = 0
     peer_bytes: int = 0
     pins: set[str] = field(default_factory=set)
+    refreshes: int = 0
+    refreshed: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_REFRESHES_KEPT))
+    """The last prefixes that were refreshed, and when, in the index's seconds."""
+
+    def refreshed_s(self, key: str) -> int:
+        """When a key was refreshed last; 0: not lately."""
+        return max((at_s for prefix, at_s in self.refreshed if key.startswith(prefix)), default=0)

@@ -75,7 +75,9 @@ class Engine:
         self._open_origin = open_origin
         self._fetches: Fetches[_Wanted] = Fetches(self._fetch, self._keep)
         self._loading: set[_Wanted] = set()
-        self._budget = Budget(FETCHES_MAX, FETCH_BYTES_MAX)
+        # One for each time that a request may have been handed on: what waits for another server must not keep that
+        # server's own requests waiting, or both wait for ever.
+        self._budgets = [Budget(FETCHES_MAX, FETCH_BYTES_MAX) for _ in range(HOPS_MAX + 1)]
 
     def add_bucket(self, name: str, spec: BucketSpec) -> bool:
         """Add a bucket; False if the very same is there. Raises ConfigError if another of that name is."""
@@ -194,7 +196,7 @@ class Engine:
             with suppress(CorruptBlock, EnvironmentProblem):
                 landing.take(memoryview(await self.store.read(piece))[landing.filled :])
                 return
-        await self._budget.take(landing.size_bytes)
+        await self._budgets[wanted.hops].take(landing.size_bytes)
         landing.granted_bytes = landing.size_bytes
         try:
             if not await self._from_peers(wanted, bucket, landing):
@@ -202,7 +204,7 @@ class Engine:
             if not landing.is_whole:
                 raise ShortBody(f"{landing.filled} of {landing.size_bytes} bytes came of {known.key!r}")
         except BaseException as error:
-            self._give_budget(landing)
+            self._give_budget(wanted, landing)
             if isinstance(error, (ObjectChanged, ObjectNotFound)):
                 self.metadata.forget(known)
             raise
@@ -276,9 +278,9 @@ class Engine:
                 landing.stored()
         finally:
             landing.settle()
-            self._give_budget(landing)
+            self._give_budget(wanted, landing)
 
-    def _give_budget(self, landing: Landing) -> None:
+    def _give_budget(self, wanted: _Wanted, landing: Landing) -> None:
         granted_bytes, landing.granted_bytes = landing.granted_bytes, 0
         if granted_bytes:
-            self._budget.give(granted_bytes)
+            self._budgets[wanted.hops].give(granted_bytes)

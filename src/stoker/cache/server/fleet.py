@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,7 +17,7 @@ from stoker.cache.fleet.port import Membership
 from stoker.cache.maglev import Member
 from stoker.cache.route import PEERS_MAX, FleetView, Route
 from stoker.cache.server.peers import Peers
-from stoker.errors import CacheUnavailable, ObjectChanged, ObjectNotFound, StokerError
+from stoker.errors import CacheUnavailable, StokerError
 from stoker.wire.cache_api import HOPS_MAX, FleetMember, FleetStatus
 
 log = logging.getLogger("stoker.cache")
@@ -24,6 +25,7 @@ T = TypeVar("T")
 PROBE_EVERY_S = 0.5
 RETIRE_S = 1.5
 OWED_MAX = 1000
+GONE_MAX = 200
 
 
 class Fleet:
@@ -43,6 +45,8 @@ class Fleet:
         self._members: tuple[FleetMember, ...] = (me,)
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
+        # Who was a member: it may be one again, and must hear what it missed.
+        self._gone: set[str] = set()
         self._owed: dict[str, dict[tuple[str, str], None]] = {}
         self.on_change: Callable[[], None] = lambda: None
 
@@ -67,7 +71,7 @@ class Fleet:
         members = self._membership.members()
         first = await anext(members)
         await self._membership.announce(self.me)
-        others = [member for member in first if member.name != self.me.name]
+        others = [member for member in first if member.name != self.me.name and _is_good(member)]
         self._take(others)  # who owned what until this server came
         self._take([*others, self.me])
         self._watching = asyncio.get_running_loop().create_task(self._watch(members))
@@ -116,15 +120,11 @@ class Fleet:
     async def ask(
         self, name: str, max_replicas: int, hops: int, question: Callable[[str], Awaitable[T]]
     ) -> T | None:
-        """The answer of whoever has what is placed by that name; None: that is this server, or they cannot answer.
-
-        Raises what is true wherever it is asked: ObjectNotFound, ObjectChanged.
-        """
+        """The answer of whoever has what is placed by that name; None: that is this server, or they cannot answer. One
+        that does not know the bucket cannot."""
         for peer, url in self.candidates(name, max_replicas, hops):
             try:
                 return await question(url)
-            except (ObjectNotFound, ObjectChanged):
-                raise
             except CacheUnavailable as error:
                 self.lost(peer, error)
             except StokerError as error:
@@ -167,31 +167,37 @@ class Fleet:
     async def refresh_all(self, bucket: str, prefix: str) -> list[str]:
         """Have every other member drop what it knows under a prefix; the names of those that could not be told, and
         will be as soon as they can be."""
-        _, missed = await self.ask_all(lambda url: self._peers.refresh(url, bucket, prefix, 1))
-        for name in missed:
+        names = {member.name for member in self._members} | self._gone
+        for name in names - {self.me.name}:
             owed = self._owed.setdefault(name, {})
             owed[bucket, prefix] = None
             if len(owed) > OWED_MAX:
                 self._owed[name] = {(bucket, ""): None for bucket, _ in owed}
-        return missed
+        await asyncio.gather(*(self._pay(name) for name in names & self._urls.keys() - {self.me.name}))
+        return sorted(name for name in self._owed if (bucket, prefix) in self._owed[name])
 
-    async def _pay(self) -> None:
-        """Tell those who are back what they have missed."""
-        for name in [name for name in self._owed if name in self._urls and name not in self.view.down()]:
-            for bucket, prefix in list(self._owed[name]):
-                try:
-                    await self._peers.refresh(self._urls[name], bucket, prefix, 1)
-                except CacheUnavailable as error:
-                    self.lost(name, error)
-                    return
-                except StokerError as error:
-                    log.warning("%s does not drop what it knows of %s: %s", name, bucket, error)
-                del self._owed[name][bucket, prefix]
-            del self._owed[name]
+    async def _pay(self, name: str) -> None:
+        """Tell a member what it has missed."""
+        for bucket, prefix in list(self._owed.get(name, ())):
+            try:
+                await self._peers.refresh(self._urls[name], bucket, prefix, 1)
+            except CacheUnavailable as error:
+                self.lost(name, error)
+                return
+            except StokerError as error:
+                log.warning("%s does not drop what it knows of %s: %s", name, bucket, error)
+            owed = self._owed.get(name, {})
+            owed.pop((bucket, prefix), None)
+            if not owed:
+                self._owed.pop(name, None)
 
     def _take(self, members: list[FleetMember]) -> None:
         self._members = tuple(sorted(members, key=lambda member: member.name))
+        self._gone = (self._gone | self._urls.keys()) - {member.name for member in members}
+        if len(self._gone) > GONE_MAX:
+            self._gone = set()
         self._urls = {member.name: member.url for member in members}
+        self._peers.keep(self._urls.values())
         if self.view.set_members(Member(m.name, m.weight, m.zone) for m in members):
             self.changed_at = self._clock.now()
             names = ", ".join(m.name for m in self._members)
@@ -202,19 +208,36 @@ class Fleet:
         """Ask those who could not be reached whether they are back, so that no reader has to find out."""
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
-            for name in self.view.due(self._clock.now()):
-                url = self._urls.get(name)
-                if url is not None and await self._peers.is_alive(url):
-                    log.info("%s is back", name)
-                    self.view.answered(name)
-                else:
-                    self.view.failed(name, self._clock.now(), self._rng)
-            await self._pay()
+            try:
+                await asyncio.gather(*(self._look_after(name) for name in self.view.due(self._clock.now())))
+                up = self._urls.keys() - self.view.down()
+                await asyncio.gather(*(self._pay(name) for name in list(self._owed) if name in up))
+            except Exception:
+                # A defect here must not end it: nobody who is down would ever be asked again.
+                log.exception("looking after the fleet failed")
+
+    async def _look_after(self, name: str) -> None:
+        url = self._urls.get(name)
+        if url is not None and await self._peers.is_alive(url):
+            log.info("%s is back", name)
+            self.view.answered(name)
+        else:
+            self.view.failed(name, self._clock.now(), self._rng)
 
     async def _watch(self, members: AsyncGenerator[Sequence[FleetMember], None]) -> None:
         async with aclosing(members):
             async for found in members:
-                try:
-                    self._take(list(found))
-                except ValueError as error:
-                    log.warning("the fleet's members are not understood: %s", error)
+                self._take([member for member in found if _is_good(member)])
+
+
+def _is_good(member: FleetMember) -> bool:
+    """Whether a member can be asked, and placed; what others wrote down may be anything."""
+    try:
+        parts = urlsplit(member.url)
+        if parts.scheme == "http" and parts.hostname and parts.port:
+            Member(member.name, member.weight, member.zone)
+            return True
+    except ValueError:
+        pass
+    log.warning("%r at %r is no member of a fleet, and left out", member.name, member.url)
+    return False

@@ -19,12 +19,14 @@ from stoker.wire.cache_api import ObjectInfo, ObjectPage, ObjectStat
 
 class _Stat(NamedTuple):
     """A question that is asked once for all who ask it at the same time. One that was handed on often enough is never
-    the same as one that may be handed on: two servers would wait for each other."""
+    the same as one that may be handed on: two servers would wait for each other. Nor is one that was asked before a
+    refresh the same as one after it; `refreshes` counts them."""
 
     bucket: str
     key: str
     hops: int
     is_refreshing: bool
+    refreshes: int
 
 
 class Metadata:
@@ -64,7 +66,7 @@ class Metadata:
             return known
         try:
             hops = self._fleet.hops(block_owner_name(bucket.name, key, 0), 1, hops)
-            return await self._stats.get(_Stat(bucket.name, key, hops, is_refreshing))
+            return await self._stats.get(_Stat(bucket.name, key, hops, is_refreshing, bucket.refreshes))
         except OriginError:
             known = self._store.find(bucket.number, key)
             stale_s = bucket.spec.ttl_s + bucket.spec.stale_if_error_s
@@ -77,9 +79,10 @@ class Metadata:
         age_s = max(0, self._store.now_s() - known.checked_s)
         return ObjectStat(known.key, known.size_bytes, known.version, age_s, known.is_absent)
 
-    def learn(self, bucket: Bucket, info: ObjectInfo) -> Known:
-        """Take in what the origin says about an object."""
-        return self._store.learn(bucket.number, info.key, info.version, info.size_bytes)
+    def _learn(self, bucket: Bucket, info: ObjectInfo, refreshes: int) -> Known:
+        """Take in what the origin said about an object, if nobody has had it refreshed since it was asked."""
+        checked_s = None if refreshes == bucket.refreshes else 0
+        return self._store.learn(bucket.number, info.key, info.version, info.size_bytes, checked_s=checked_s)
 
     async def page(
         self, bucket: Bucket, prefix: str, after: str | None, limit: int, hops: int = 0
@@ -97,6 +100,7 @@ class Metadata:
         )
         if page is not None:
             return page
+        refreshes = bucket.refreshes
         try:
             page = await self._origins_page(bucket, prefix, after, limit)
         except OriginError:
@@ -106,12 +110,14 @@ class Metadata:
             if known is None:
                 raise
             return known[0]
-        if ttl_s > 0:
+        if ttl_s > 0 and refreshes == bucket.refreshes:
             self._lists.put(bucket.name, prefix, after, limit, page, self._clock.now())
         return page
 
     async def refresh(self, bucket: Bucket, prefix: str) -> int:
         """Have the origin asked before anything under the prefix is served again here. Returns how many keys."""
+        bucket.refreshes += 1
+        bucket.refreshed.append((prefix, self._store.now_s()))
         self._lists.refresh(bucket.name, prefix)
         return await self._store.refresh(bucket.number, prefix)
 
@@ -130,34 +136,43 @@ class Metadata:
 
     async def _stat(self, asked: _Stat) -> Known:
         bucket = self._buckets[asked.bucket]
-        said = await self._fleet.ask(
-            block_owner_name(asked.bucket, asked.key, 0),
-            1,
-            asked.hops,
-            lambda url: self._fleet.peers.stat(
-                url, asked.bucket, asked.key, asked.hops + 1, is_refreshing=asked.is_refreshing
-            ),
-        )
+        said = await self._owner_says(asked, asked.is_refreshing)
+        if said is not None and self._store.now_s() - said.age_s <= bucket.refreshed_s(asked.key):
+            # The owner has not heard of the refresh yet that this server has.
+            said = await self._owner_says(asked, is_refreshing=True)
         if said is not None:
-            checked_s = max(1, self._store.now_s() - said.age_s)
+            # A peer's word is as good as the origin's for what was known before this server was away.
+            checked_s = max(1, self._not_before_s, self._store.now_s() - said.age_s)
             return self._store.learn(
                 bucket.number,
                 said.key,
                 said.version,
                 said.size_bytes,
                 is_absent=said.is_absent,
-                checked_s=checked_s,
+                checked_s=checked_s if asked.refreshes == bucket.refreshes else 0,
             )
         try:
             info = await bucket.origin.stat(asked.key)
         except ObjectNotFound:
-            return self._store.learn(bucket.number, asked.key, "", 0, is_absent=True)
-        return self.learn(bucket, info)
+            checked = None if asked.refreshes == bucket.refreshes else 0
+            return self._store.learn(bucket.number, asked.key, "", 0, is_absent=True, checked_s=checked)
+        return self._learn(bucket, info, asked.refreshes)
+
+    async def _owner_says(self, asked: _Stat, is_refreshing: bool) -> ObjectStat | None:
+        """None: this server is the owner, or the owner cannot be asked."""
+        name = block_owner_name(asked.bucket, asked.key, 0)
+        peers, hops = self._fleet.peers, asked.hops + 1
+
+        async def ask(url: str) -> ObjectStat:
+            return await peers.stat(url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing)
+
+        return await self._fleet.ask(name, 1, asked.hops, ask)
 
     async def _origins_page(self, bucket: Bucket, prefix: str, after: str | None, limit: int) -> ObjectPage:
+        refreshes = bucket.refreshes
         async with aclosing(bucket.origin.list(prefix, after, limit)) as pages:
             async for found in pages:
                 for info in found:
-                    self.learn(bucket, info)
+                    self._learn(bucket, info, refreshes)
                 return ObjectPage(found, found[-1].key if len(found) == limit else None)
         return ObjectPage([])

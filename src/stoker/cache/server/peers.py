@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from stoker.errors import CacheUnavailable, StokerError, WireError
+from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
 from stoker.wire.cache_api import (
     HOPS,
     MSGPACK,
@@ -109,15 +109,23 @@ class Peers:
             if head.status != 206 or left != stop - start:
                 raise WireError(f"{url} answered {head.status} with {left} bytes for {stop - start}")
             while left:
-                part = await self._patiently(url, reader.read(min(left, _PART_BYTES)))
+                try:
+                    part = await self._patiently(url, reader.read(min(left, _PART_BYTES)))
+                except TimeoutError:
+                    raise
+                except OSError:
+                    part = b""
                 if not part:
+                    # It may have broken off because its origin did: that is no reason to leave it out.
+                    if await self.is_alive(url):
+                        raise ShortBody(f"{url} broke off {left} bytes before the end")
                     raise ConnectionResetError("it closed the connection")
                 left -= len(part)
                 yield part
 
     async def is_alive(self, url: str) -> bool:
         """Whether a peer answers at all."""
-        with contextlib.suppress(OSError, EOFError, asyncio.IncompleteReadError, TimeoutError, WireError):
+        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, ValueError, StokerError):
             async with asyncio.timeout(self._silence_s):
                 reader, writer = await self._connect(url)
                 try:
@@ -195,6 +203,12 @@ class Peers:
                     self._idle[url].append(link)
                 else:
                     link[1].close()
+
+    def keep(self, urls: Iterable[str]) -> None:
+        """Close the kept connections to all others."""
+        for url in self._idle.keys() - set(urls):
+            for _, writer in self._idle.pop(url):
+                writer.close()
 
     async def _connect(self, url: str) -> _Link:
         parts = urlsplit(url)

@@ -43,7 +43,8 @@ class Request:
 def hops_of(request: Request) -> int:
     """How often a request was handed on from server to server."""
     said = request.header(HOPS.lower().encode()) or "0"
-    return min(int(said), HOPS_MAX) if said.isascii() and said.isdigit() else 0
+    is_number = len(said) < 4 and said.isascii() and said.isdigit()
+    return min(int(said), HOPS_MAX) if is_number else 0
 
 
 class BatchHit(NamedTuple):

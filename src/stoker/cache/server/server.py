@@ -29,10 +29,12 @@ from stoker.cache.server.listening import connections_max, listen_tcp, listen_un
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
+from stoker.errors import ConfigError
 from stoker.wire.cache_api import BucketSpec, FleetMember
 
 _TICK_S = 0.25
 _DRAIN_S = 5.0
+_ANY_ADDRESS = frozenset(("0.0.0.0", "::", "[::]", ""))
 _THREADS = 32
 SERVER_VERSION = "0.1.0"
 
@@ -175,6 +177,11 @@ class CacheServer:
         """Raises ConfigError."""
         settings = self._settings
         url = settings.advertise or endpoint
+        if settings.fleet and not settings.advertise and settings.host in _ANY_ADDRESS:
+            raise ConfigError(
+                f"a server of a fleet that listens on {settings.host} has to say where the others reach it: give "
+                "--advertise http://HOST:PORT"
+            )
         me = FleetMember(settings.name or url.removeprefix("http://"), url, settings.weight, settings.zone)
         membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
         return Fleet(me, membership, Peers(self._auth.fleet_token()), self._clock, self._rng.fork(3))

@@ -23,6 +23,7 @@ log = logging.getLogger("stoker.cache")
 AFTER_S = 5.0
 EVERY_S = 300.0
 PAUSE_S = 0.02
+BLOCKS_AT_ONCE = 500
 
 
 class Trim:
@@ -70,7 +71,8 @@ class Trim:
                     if name.container:
                         self._sort(bucket, name, asked)
                 for keepers, blocks in asked.items():
-                    await self._give_up(bucket, keepers, blocks)
+                    for first in range(0, len(blocks), BLOCKS_AT_ONCE):
+                        await self._give_up(bucket, keepers, blocks[first : first + BLOCKS_AT_ONCE])
                 await asyncio.sleep(PAUSE_S)
 
     def _sort(self, bucket: Bucket, name: Name, asked: dict[tuple[str, ...], list[Block]]) -> None:
