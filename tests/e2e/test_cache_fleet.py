@@ -399,3 +399,39 @@ def test_loading_puts_each_block_where_it_belongs(tmp_path: Path) -> None:
         evicted = client._call("POST", "/-/evict/b?prefix=k0", Evicted, b"")
         assert (evicted.blocks, evicted.size_bytes, evicted.missed) == (200, 600_000, [])
         assert sum(fleet.held_blocks().values()) == 12
+
+
+def test_hundreds_of_cold_reads_at_two_servers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(600)], 1000)
+    with fleet_of(tmp_path, "xy", str(tmp_path / "o")) as fleet:
+        wrong: list[object] = []
+
+        def read(number: int) -> None:
+            try:
+                with fleet.client("xy"[number % 2]) as client:
+                    if client.read("b", f"k{number:03}") != objects[f"k{number:03}"]:
+                        wrong.append(number)
+            except StokerError as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(600)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert fleet.origin_bytes() == 600_000
+
+
+def test_a_read_of_several_owners_survives_an_overwrite(tmp_path: Path) -> None:
+    fill(tmp_path / "o", ["big"], 25_000_000)
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        urls = ",".join(server.url for server in fleet.servers.values())
+        with open_client(urls, TOKEN, timeout_s=20.0) as client:
+            client.read("b", "big")
+            changed = fill(tmp_path / "o", ["big"], 25_000_000)
+            for name in "xyz":
+                with fleet.client(name) as one:
+                    one.stat("b", "big")
+            client.refresh("b", "big")
+            assert client.read("b", "big") == changed["big"]
