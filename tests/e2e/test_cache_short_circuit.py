@@ -13,7 +13,7 @@ from stoker.cache.client.client import CacheClient
 from stoker.cache.client.local_files import OpenedFiles
 from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import ObjectNotFound
-from tests.e2e.cache_helpers import fill
+from tests.e2e.cache_helpers import fill, wait_until_held
 
 pytestmark = pytest.mark.real
 TOKEN = "some-long-token"
@@ -147,6 +147,7 @@ def test_a_server_that_begins_with_what_it_held_verifies_before_it_gives_paths(
     with EmbeddedCache(folder, 10**9, buckets, TOKEN) as cache, cache.client() as client:
         for _ in range(2):
             assert client.read_many("b", LONG) == [objects[key] for key in LONG]
+            wait_until_held(client, len(LONG))
         status = client.status()
         assert status.misses == 1
         assert status.path_hits == 2 * len(LONG) - 1

@@ -361,3 +361,43 @@ def test_what_is_stored_is_kept_in_memory_no_longer(tmp_path: Path) -> None:
         assert await world.read() == bytes(2500)
 
     run(World(tmp_path), test)
+
+
+class HalfWay:
+    """An origin that sends half of a block, and the rest when it is told to."""
+
+    def __init__(self, origin: FaultyOrigin) -> None:
+        self._origin = origin
+        self.url = origin.url
+        self.counters = origin.counters
+        self.stat = origin.stat
+        self.list = origin.list
+        self.close = origin.close
+        self.read = origin.read
+        self.go_on = asyncio.Event()
+
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        data = await self._origin.read(key, start, stop, version)
+        yield data[: len(data) // 2]
+        await self.go_on.wait()
+        yield data[len(data) // 2 :]
+
+
+def test_what_has_begun_to_come_is_stored_though_nobody_waits(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        known = await world.engine.locate(world.bucket, "k")
+        origin = HalfWay(world.origin)
+        world.bucket.origin._origin = origin
+        ticket = world.engine.fetch(known, 0)
+        assert await ticket.more(0) == 500
+        ticket.leave()
+        await asyncio.sleep(0.01)
+        origin.go_on.set()
+        again = world.engine.fetch(known, 0)
+        assert await again.whole() == bytes(1000)
+        again.leave()
+        await settled(world)
+        assert world.memory.counters.bytes_read == 1000
+        assert world.store.has(known, 0)
+
+    run(World(tmp_path), test)

@@ -92,8 +92,12 @@ class Fetches(Generic[K]):
             ticket.landing.wake()
 
     def _left(self, key: K, reader: int) -> None:
-        if self._tickets.pop(reader, None) is not None:
-            self._run(self._table.step(Cancelled(key, reader)))
+        ticket = self._tickets.pop(reader, None)
+        if ticket is None:
+            return
+        if ticket.landing.filled and self._table.readers(key) == (reader,):
+            return  # bytes have come: the rest is worth more than to read them once more
+        self._run(self._table.step(Cancelled(key, reader)))
 
     def _run(self, decision: Decision[K]) -> None:
         for effect in decision.effects:
