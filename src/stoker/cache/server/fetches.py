@@ -95,8 +95,8 @@ class Fetches(Generic[K]):
         ticket = self._tickets.pop(reader, None)
         if ticket is None:
             return
-        if ticket.landing.filled and self._table.readers(key) == (reader,):
-            return  # bytes have come: the rest is worth more than to read them once more
+        if ticket.landing.granted_bytes and self._table.readers(key) == (reader,):
+            return  # it was asked for: what comes is worth more than to ask once more
         self._run(self._table.step(Cancelled(key, reader)))
 
     def _run(self, decision: Decision[K]) -> None:
