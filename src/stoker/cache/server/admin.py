@@ -89,6 +89,7 @@ class Admin:
             case "GET" | "HEAD", "health":
                 _reply(request, answer, {"status": "ok"})
             case "GET", "status":
+                await self._engine.settle()
                 _reply(request, answer, self.status(request))
             case "GET", "list":
                 _reply(request, answer, await self._list(request, name, query))

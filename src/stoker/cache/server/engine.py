@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import NamedTuple
@@ -37,6 +38,7 @@ from stoker.wire.cache_api import HOPS_MAX, BucketSpec
 
 FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
+SETTLE_S = 1.0
 HANDOVER_S = 600.0
 """So long after the fleet has changed, who owned a block before is asked whether it holds it."""
 
@@ -168,6 +170,11 @@ class Engine:
             self._loading.discard(wanted)
             ticket.leave()
         return self.store.has(known, index)
+
+    async def settle(self) -> None:
+        """Wait until what was fetched by now is stored, but not for long: so that figures tell of all that was read."""
+        if self._fetches.storing:
+            await asyncio.wait(set(self._fetches.storing), timeout=SETTLE_S)
 
     @property
     def is_storing(self) -> bool:
