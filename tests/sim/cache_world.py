@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stoker.base.rng import Rng
 from stoker.cache.evict import LRU, REPLICA_AWARE, SAMPLE_SIZE, UNIFORM, Candidate, stalest
 from stoker.cache.flight import Abort, Cancelled, Decision, Deliver, Failed, Fetched, FlightTable, Start, Want
-from stoker.cache.layout import BlockId
 from stoker.cache.room import Lot, Room
 
 _HORIZON = 100.0
+
+
+class BlockId(NamedTuple):
+    """The identity of a block: one fixed-size piece of one version of one object."""
+
+    bucket: str
+    key: str
+    version: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
 
 class CacheWorld:

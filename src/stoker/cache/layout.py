@@ -11,15 +11,6 @@ from typing import NamedTuple
 DEFAULT_BLOCK_SIZE_BYTES = 4 * 1024 * 1024
 
 
-class BlockId(NamedTuple):
-    """The identity of a block: one fixed-size piece of one version of one object."""
-
-    bucket: str
-    key: str
-    version: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
-
-
 class BlockSpan(NamedTuple):
     """Bytes `[start, stop)` inside block number `index`."""
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import struct
 from typing import NamedTuple
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -316,3 +317,16 @@ def error_of(body: ErrorBody) -> errors.StokerError:
     """The typed error that a client raises for an error body; an unknown code is a CacheError."""
     entry = ERROR_CODES.get(body.code)
     return errors.CacheError(body.message) if entry is None else entry.error(body.message)
+
+
+def failure_of(status: int, body: bytes | bytearray) -> errors.StokerError:
+    """The typed error for an answer that is one; WireError where its body is no ErrorBody."""
+    try:
+        return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
+    except msgspec.DecodeError:
+        return errors.WireError(f"the server answered {status}: {bytes(body[:200])!r}")
+
+
+def target_below(route: str, bucket: str, prefix: str) -> str:
+    """The request target of something that is done to all keys under a prefix."""
+    return f"{OWN_PREFIX}{route}/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"

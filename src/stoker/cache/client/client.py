@@ -29,6 +29,7 @@ from stoker.wire.cache_api import (
     Pins,
     ReadRequest,
     Refreshed,
+    target_below,
 )
 from stoker.wire.http import check_key, etag_of, object_target, version_of
 
@@ -209,19 +210,19 @@ class CacheClient:
 
     def refresh_fleet(self, bucket: str, prefix: str = "") -> Refreshed:
         """As `refresh`; says as well which servers of the fleet could not be told."""
-        return self._call("POST", _below("refresh", bucket, prefix), Refreshed, b"")
+        return self._call("POST", target_below("refresh", bucket, prefix), Refreshed, b"")
 
     def evict(self, bucket: str, prefix: str = "") -> Evicted:
         """Give up what the fleet holds of the keys under `prefix`. Raises ObjectNotFound for the bucket."""
-        return self._call("POST", _below("evict", bucket, prefix), Evicted, b"")
+        return self._call("POST", target_below("evict", bucket, prefix), Evicted, b"")
 
     def pin(self, bucket: str, prefix: str = "") -> Pins:
         """Keep what lies under `prefix` from being evicted. Returns all pins of the bucket."""
-        return self._call("PUT", _below("pin", bucket, prefix), Pins, b"")
+        return self._call("PUT", target_below("pin", bucket, prefix), Pins, b"")
 
     def unpin(self, bucket: str, prefix: str = "") -> Pins:
         """Let what lies under `prefix` be evicted again. Returns the pins that the bucket still has."""
-        return self._call("DELETE", _below("pin", bucket, prefix), Pins)
+        return self._call("DELETE", target_below("pin", bucket, prefix), Pins)
 
     def load(self, bucket: str, keys: Sequence[str], *, replicas: int = 0) -> list[LoadItem]:
         """Have at most LOAD_KEYS_MAX objects held, without their bytes being sent. Returns how each went, in order.
@@ -259,8 +260,3 @@ class CacheClient:
             return msgspec.msgpack.decode(answer, type=kind)
         except msgspec.DecodeError as error:
             raise WireError(f"the server's answer to {method} {target} is not understood: {error}") from error
-
-
-def _below(route: str, bucket: str, prefix: str) -> str:
-    """The request target of something that is done to all keys under a prefix."""
-    return f"/-/{route}/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"

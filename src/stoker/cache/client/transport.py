@@ -7,11 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 
-import msgspec
-
 from stoker.cache.client.connection import Connection, Endpoint
-from stoker.errors import CacheUnavailable, ConfigError, StokerError, WireError
-from stoker.wire.cache_api import MSGPACK, ErrorBody, error_of
+from stoker.errors import CacheUnavailable, ConfigError
+from stoker.wire.cache_api import MSGPACK, failure_of
 from stoker.wire.http import ResponseHead
 
 _TRIES = 2
@@ -47,7 +45,7 @@ class Transport:
         connection, head, answer = self._exchange(request)
         self._give(connection)
         if head.status >= 400 and head.status not in accept:
-            raise _failure(head, answer)
+            raise failure_of(head.status, answer)
         return head, answer
 
     def post_all(self, target: str, bodies: Sequence[bytes]) -> Generator[bytes | bytearray, None, None]:
@@ -72,7 +70,7 @@ class Transport:
                     return
                 head = connection.head()
                 answer = connection.body(head)
-            raise _failure(head, answer)
+            raise failure_of(head.status, answer)
         except TimeoutError as error:
             raise self._unavailable(error) from error
         except OSError:
@@ -155,10 +153,3 @@ class Transport:
             f"no cache server answers at {self.endpoint.url} ({what}); "
             "start one with `stoker cache serve`, or check the endpoint"
         )
-
-
-def _failure(head: ResponseHead, body: bytes | bytearray) -> StokerError:
-    try:
-        return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
-    except msgspec.DecodeError:
-        return WireError(f"the server answered {head.status}: {bytes(body[:200])!r}")

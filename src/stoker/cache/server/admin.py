@@ -12,7 +12,7 @@ from stoker.cache.evict import POLICIES
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
-from stoker.cache.server.port import Answer, Request, hops_of
+from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
     HELD_BLOCKS_MAX,
@@ -174,9 +174,8 @@ class Admin:
     async def _stat(self, request: Request, path: str) -> ObjectStat:
         name, _, key = path.partition("/")
         bucket = self._engine.bucket(_readable(request, name))
-        is_refreshing = "no-cache" in (request.header(b"cache-control") or "")
         metadata = self._engine.metadata
-        known = await metadata.locate(bucket, key, hops_of(request), is_refreshing=is_refreshing)
+        known = await metadata.locate(bucket, key, hops_of(request), is_refreshing=is_refreshing(request))
         return metadata.stat_of(known)
 
     def _held(self, request: Request, name: str) -> HeldAnswer:

@@ -15,8 +15,8 @@ from stoker.cache.server.admin import Admin
 from stoker.cache.server.batch import BatchReader
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
-from stoker.cache.server.fetches import Ticket
-from stoker.cache.server.port import Answer, Request, hops_of
+from stoker.cache.server.fetches import Ticket, leave_all
+from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
 from stoker.cache.server.sending import send_block
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
@@ -73,8 +73,7 @@ class CacheBack:
     async def _try_object(self, bucket: Bucket, key: str, request: Request, answer: Answer) -> bool:
         """False if the object changed and another try may help."""
         hops = hops_of(request)
-        is_refreshing = "no-cache" in (request.header(b"cache-control") or "")
-        known = await self._engine.locate(bucket, key, hops, is_refreshing=is_refreshing)
+        known = await self._engine.locate(bucket, key, hops, is_refreshing=is_refreshing(request))
         wanted = request.header(b"if-match")
         if wanted is not None and wanted.strip() != "*" and version_of(wanted) != known.version:
             # Who asks knows another version, perhaps a newer one: what is known here may be stale.
@@ -127,29 +126,17 @@ class CacheBack:
                     found.leave()
                 await answer.drain()
         finally:
-            await _leave_all([task for _, task in coming])
+            await leave_all([task for _, task in coming], lambda found: found)
         if not answer.has_started:
             _start(answer, known, part)
         answer.finish()
-        if is_hit:
-            bucket.hits += 1
-            bucket.hit_bytes += stop - start
-        else:
-            bucket.misses += 1
+        bucket.count(stop - start, is_hit=is_hit)
 
     def _error(self, answer: Answer, code: str, message: str) -> None:
         body = msgspec.json.encode(ErrorBody(code, message))
         answer.start(ERROR_CODES[code].status, [("Content-Type", JSON)], len(body))
         answer.data(body)
         answer.finish()
-
-
-async def _leave_all(tasks: list[asyncio.Task[Piece | Ticket]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for found in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(found, Ticket):
-            found.leave()
 
 
 def check_may_read(principal: Principal, bucket: str) -> None:

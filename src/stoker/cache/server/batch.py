@@ -12,7 +12,7 @@ from stoker._native import Piece
 from stoker.cache.layout import block_bounds, block_count
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
-from stoker.cache.server.fetches import Ticket
+from stoker.cache.server.fetches import Ticket, leave_all
 from stoker.cache.server.port import Answer, Request
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, StokerError
@@ -109,7 +109,7 @@ class BatchReader:
                 coming_bytes -= size_bytes
                 await answer.drain()
         finally:
-            await _leave_all([task for _, task, _ in coming])
+            await leave_all([task for _, task, _ in coming], lambda first: first[1])
 
     def _expected_bytes(self, bucket: Bucket, key: str) -> int:
         """What fetching a key ahead of its turn will keep in memory, as far as is known."""
@@ -148,10 +148,10 @@ class BatchReader:
             known, found = await task
             if found is None:
                 answer.data(FRAME.pack(FRAME_LAST, 0))
-                self._count(bucket, False, 0)
+                bucket.count(0, is_hit=True)
                 return
             if places_from is not None and known.size_bytes >= places_from and self._place(known, answer):
-                self._count(bucket, isinstance(found, Ticket), known.size_bytes)
+                bucket.count(known.size_bytes, is_hit=isinstance(found, Piece))
                 bucket.path_hits += isinstance(found, Piece)
                 return
             is_miss = isinstance(found, Ticket)
@@ -163,7 +163,7 @@ class BatchReader:
                 kind = FRAME_LAST if index == count - 1 else FRAME_DATA
                 await self._block(known, index, found, kind, answer)
                 await answer.drain()
-            self._count(bucket, is_miss, known.size_bytes)
+            bucket.count(known.size_bytes, is_hit=not is_miss)
         except StokerError as error:
             body = msgspec.msgpack.encode(ErrorBody(code_of(error), str(error)))
             answer.data(FRAME.pack(FRAME_ERROR, len(body)) + body)
@@ -201,18 +201,3 @@ class BatchReader:
             if piece is not None and piece.is_verified and answer.piece(piece, 0, stop - start, frame):
                 return
             ticket = self._engine.fetch(known, index)
-
-    def _count(self, bucket: Bucket, is_miss: bool, size_bytes: int) -> None:
-        if is_miss:
-            bucket.misses += 1
-        else:
-            bucket.hits += 1
-            bucket.hit_bytes += size_bytes
-
-
-async def _leave_all(tasks: list[asyncio.Task[_First]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for first in await asyncio.gather(*tasks, return_exceptions=True):
-        if not isinstance(first, BaseException) and isinstance(first[1], Ticket):
-            first[1].leave()

@@ -29,6 +29,14 @@ class Bucket:
     refreshed: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_REFRESHES_KEPT))
     """The last prefixes that were refreshed, and when, in the index's seconds."""
 
+    def count(self, size_bytes: int, *, is_hit: bool) -> None:
+        """An object, or a part of one, was read."""
+        if is_hit:
+            self.hits += 1
+            self.hit_bytes += size_bytes
+        else:
+            self.misses += 1
+
     def refreshed_s(self, key: str) -> int:
         """When a key was refreshed last; 0: not lately."""
         return max((at_s for prefix, at_s in self.refreshed if key.startswith(prefix)), default=0)

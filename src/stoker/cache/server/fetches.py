@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from stoker.cache.flight import Abort, Cancelled, Decision, Deliver, Failed, Fetched, FlightTable, Start, Want
@@ -12,6 +12,7 @@ from stoker.cache.server.landing import Landing
 from stoker.errors import CorruptBlock, OriginError, StokerError
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class Ticket:
@@ -162,3 +163,13 @@ class Fetches(Generic[K]):
         finally:
             if self._landings.get(key) is landing:
                 del self._landings[key]
+
+
+async def leave_all(tasks: Sequence[asyncio.Task[T]], found_in: Callable[[T], object]) -> None:
+    """Nothing is wanted any more of what these tasks look for; `found_in` says what one has found."""
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        found = None if isinstance(result, BaseException) else found_in(result)
+        if isinstance(found, Ticket):
+            found.leave()

@@ -15,7 +15,6 @@ from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
 from stoker.wire.cache_api import (
     HOPS,
     MSGPACK,
-    ErrorBody,
     Evicted,
     HeldAnswer,
     HeldQuery,
@@ -23,7 +22,8 @@ from stoker.wire.cache_api import (
     ObjectStat,
     Pins,
     Refreshed,
-    error_of,
+    failure_of,
+    target_below,
 )
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, etag_of, object_target, parse_response_head
 
@@ -69,7 +69,9 @@ class Peers:
 
     async def refresh(self, url: str, bucket: str, prefix: str, hops: int) -> Refreshed:
         """Have a peer drop what it knows under a prefix."""
-        return await self._call(url, "POST", _under("refresh", bucket, prefix), Refreshed, b"", hops=hops)
+        return await self._call(
+            url, "POST", target_below("refresh", bucket, prefix), Refreshed, b"", hops=hops
+        )
 
     async def held(self, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
         """Which of these blocks a peer holds."""
@@ -81,12 +83,12 @@ class Peers:
 
     async def evict(self, url: str, bucket: str, prefix: str) -> Evicted:
         """Have a peer give up what it holds under a prefix."""
-        return await self._call(url, "POST", _under("evict", bucket, prefix), Evicted, b"", hops=1)
+        return await self._call(url, "POST", target_below("evict", bucket, prefix), Evicted, b"", hops=1)
 
     async def pin(self, url: str, bucket: str, prefix: str, *, is_pinned: bool) -> Pins:
         """Have a peer keep what lies under a prefix, or no longer."""
         method = "PUT" if is_pinned else "DELETE"
-        return await self._call(url, method, _under("pin", bucket, prefix), Pins, b"", hops=1)
+        return await self._call(url, method, target_below("pin", bucket, prefix), Pins, b"", hops=1)
 
     async def _about(self, route: str, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
         body = msgspec.msgpack.encode(HeldQuery(list(blocks)))
@@ -238,14 +240,7 @@ class Peers:
             task.cancel()
 
 
-def _under(route: str, bucket: str, prefix: str) -> str:
-    return f"/-/{route}/{quote(bucket, safe='')}?{urlencode({'prefix': prefix})}"
-
-
 def _failure(head: ResponseHead, body: bytes) -> StokerError:
     if head.status == 503:
         return CacheUnavailable("a peer is leaving, or has no room for more connections")
-    try:
-        return error_of(msgspec.json.decode(body, type=ErrorBody))
-    except msgspec.DecodeError:
-        return WireError(f"a peer answered {body[:200]!r}")
+    return failure_of(head.status, body)

@@ -47,6 +47,11 @@ def hops_of(request: Request) -> int:
     return min(int(said), HOPS_MAX) if is_number else 0
 
 
+def is_refreshing(request: Request) -> bool:
+    """Whether the reader wants to be sure that the origin was asked."""
+    return "no-cache" in (request.header(b"cache-control") or "")
+
+
 class BatchHit(NamedTuple):
     """A batch that was answered at once. `large`: containers of large objects whose place was named."""
 

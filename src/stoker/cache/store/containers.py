@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker._native import Files
+from stoker.cache.segments import PAGE_BYTES
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 FILES_FOLDER = "files"
 OPEN_TO_WRITE_MAX = 64
 OPEN_TO_SEND_MAX = 4096
-PAGE_BYTES = 4096
 _LOST = frozenset((errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.EUCLEAN))
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
