@@ -12,7 +12,8 @@ Routes (all else under `/BUCKET/KEY` is an object):
     POST /-/evict/BUCKET?prefix=                   gives up what is held; Evicted
     PUT, DELETE /-/pin/BUCKET?prefix=              keeps what lies under a prefix from being evicted, or no longer; Pins
     POST /-/load/BUCKET                            LoadRequest -> LoadAnswer: fetches objects without sending them
-    GET  /-/stat/BUCKET/KEY                        ObjectStat, for a key that there is not as well
+    GET  /-/stat/BUCKET/KEY?begins                 ObjectStat, for a key that there is not as well; `begins`: its first
+                                                   bytes are wanted next, and may be fetched together with it
     GET  /-/fleet                                  FleetStatus
     POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
     POST /-/fetch/BUCKET                           HeldQuery -> HeldAnswer: the same, after fetching what it had not

@@ -9,7 +9,7 @@ from typing import Any
 
 import fsspec
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
+from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -59,6 +59,9 @@ class FsspecOrigin:
     async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
         """One part: most file systems ask for a range in one request, and it is checked as a whole."""
         yield await self.read(key, start, stop, version)
+
+    async def open(self, key: str, stop: int) -> Opened:
+        return await open_in_two(self, key, stop)
 
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000

@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
+from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -71,6 +71,9 @@ class LocalOrigin:
                 yield check_length(self.url, key, part, first, last)
         finally:
             file.leave()
+
+    async def open(self, key: str, stop: int) -> Opened:
+        return await open_in_two(self, key, stop)
 
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000

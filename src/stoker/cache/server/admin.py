@@ -94,7 +94,7 @@ class Admin:
             case "GET", "list":
                 _reply(request, answer, await self._list(request, name, query))
             case "GET", "stat":
-                _reply(request, answer, await self._stat(request, name))
+                _reply(request, answer, await self._stat(request, name, begins="begins" in query))
             case "GET", "fleet":
                 status = self._engine.fleet.status(self._engine.block_size_bytes)
                 _reply(request, answer, status)
@@ -171,11 +171,13 @@ class Admin:
             bucket, query.get("prefix", ""), query.get("after"), int(text), hops_of(request)
         )
 
-    async def _stat(self, request: Request, path: str) -> ObjectStat:
+    async def _stat(self, request: Request, path: str, *, begins: bool) -> ObjectStat:
         name, _, key = path.partition("/")
         bucket = self._engine.bucket(_readable(request, name))
         metadata = self._engine.metadata
-        known = await metadata.locate(bucket, key, hops_of(request), is_refreshing=is_refreshing(request))
+        known = await metadata.locate(
+            bucket, key, hops_of(request), is_refreshing=is_refreshing(request), begins=begins
+        )
         return metadata.stat_of(known)
 
     def _held(self, request: Request, name: str) -> HeldAnswer:

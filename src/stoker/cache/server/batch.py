@@ -121,7 +121,7 @@ class BatchReader:
         """A key's version and, all of it here or come, its first block; an empty object has none."""
         check_key(key)
         for attempt in (1, 2):
-            known = await self._engine.locate(bucket, key)
+            known = await self._engine.locate(bucket, key, begins=True)
             if known.size_bytes == 0:
                 return known, None
             found = await self._engine.block(known, 0)

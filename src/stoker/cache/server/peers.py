@@ -51,10 +51,11 @@ class Peers:
             self._headers += f"Authorization: Bearer {token}\r\n"
 
     async def stat(
-        self, url: str, bucket: str, key: str, hops: int, *, is_refreshing: bool = False
+        self, url: str, bucket: str, key: str, hops: int, *, is_refreshing: bool = False, begins: bool = False
     ) -> ObjectStat:
-        """What a peer knows of a key; as the owner it asks the origin, where it must or is to."""
-        target = f"/-/stat{object_target(bucket, key)}"
+        """What a peer knows of a key; as the owner it asks the origin, where it must or is to. If it `begins`, the
+        peer's first block of it is wanted next."""
+        target = f"/-/stat{object_target(bucket, key)}" + ("?begins=1" if begins else "")
         return await self._call(
             url, "GET", target, ObjectStat, hops=hops, headers=_REFRESHING if is_refreshing else ""
         )
