@@ -8,8 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -96,8 +98,49 @@ std::string back_answer(const std::string& method, const std::string& target, co
   return "HTTP/1.1 404 Not Found\r\nContent-Length: " + std::to_string(said.size()) + "\r\n\r\n" + said;
 }
 
+// Blocks that come in while they are sent: each to whoever asks for it until the next is begun.
+class Coming {
+ public:
+  explicit Coming(Store& store) : store_(store) {}
+
+  std::shared_ptr<Inflow> newest() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!newest_ || newest_->filled() > 200000) unfinished_.push_back(newest_ = std::make_shared<Inflow>(300000));
+    return newest_;
+  }
+
+  void fill(std::atomic<bool>& done, uint64_t seed) {
+    const std::string bytes = content("large", 300000);
+    std::mt19937_64 chance(seed);
+    while (!done) {
+      std::vector<std::shared_ptr<Inflow>> filling;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        filling = unfinished_;
+      }
+      for (const auto& inflow : filling) {
+        const uint64_t at = inflow->filled();
+        CHECK(!inflow->take(bytes.data(), 300001 - at));
+        CHECK(inflow->take(bytes.data() + at, std::min<uint64_t>(300000 - at, chance() % 60000)));
+        if (inflow->filled() < 300000) continue;
+        int number = 0;
+        if (chance() % 4) inflow->keep(store_.files->open(2, number), 0);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        unfinished_.erase(std::find(unfinished_.begin(), unfinished_.end(), inflow));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(chance() % 3000));
+    }
+  }
+
+ private:
+  Store& store_;
+  std::mutex mutex_;
+  std::shared_ptr<Inflow> newest_;
+  std::vector<std::shared_ptr<Inflow>> unfinished_;
+};
+
 // Answers what the front hands over, some of it in pieces and late.
-void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t seed) {
+void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& done, uint64_t seed) {
   std::mt19937_64 chance(seed);
   while (!done) {
     pollfd waits{front.event_fd(), POLLIN, 0};
@@ -121,6 +164,12 @@ void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t s
         const Batch batch = front.answer_batch(event.connection, {"small", "empty", "packed", "one", "2k"}, rule,
                                                places_from, "files", "first");
         CHECK(batch.is_answered && batch.size_bytes == 52949 && batch.places == (asked.body.empty() ? 0 : 2));
+      } else if (asked.target == "/data/coming") {
+        front.say(event.connection, "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", false);
+        const uint64_t half = chance() % 300000;
+        front.send_inflow(event.connection, coming.newest(), 0, half);
+        front.send_inflow(event.connection, coming.newest(), half, 300000 - half);
+        front.finish(event.connection);
       } else if (asked.target == "/data/from-file") {
         int number = 0;
         front.say(event.connection, "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", false);
@@ -182,8 +231,11 @@ Request any_request(std::mt19937_64& chance) {
   const std::string token = "Authorization: Bearer secret-token\r\n";
   const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
   const std::string key = object.key, bytes = content(key, object.size);
-  switch (chance() % 10) {
+  switch (chance() % 11) {
     case 8: case 9: return batch_request(chance() % 2 != 0);
+    case 10:
+      return {"GET /data/coming HTTP/1.1\r\n" + token + "\r\n",
+              "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + content("large", 300000)};
     case 0: {
       const std::string body(chance() % 3 ? chance() % 100 : chance() % 100000, 'b');
       if (chance() % 2)
@@ -295,7 +347,8 @@ int main(int, char** argv) {
   Store store(folder);
   FrontSettings settings;
   settings.threads = 2;
-  Front front(store.index, store.files, settings);
+  const auto held = std::make_shared<Front>(store.index, store.files, settings);
+  Front& front = *held;
   uint16_t port = 0;
   front.listen(listening(port));
   auto rules = std::make_shared<Rules>();
@@ -305,7 +358,9 @@ int main(int, char** argv) {
   front.set_now(NOW);
   front.start();
   std::atomic<bool> done{false}, back_done{false};
-  std::thread back([&] { be_the_back(front, store, back_done, seed); });
+  Coming coming(store);
+  std::thread back([&] { be_the_back(front, store, coming, back_done, seed); });
+  std::thread filling([&] { coming.fill(back_done, seed + 1); });
   std::vector<std::thread> clients;
   for (uint64_t i = 0; i < 4; ++i) clients.emplace_back([&, i] { be_a_client(port, done, seed * 100 + i); });
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[3]));
@@ -323,6 +378,7 @@ int main(int, char** argv) {
   CHECK(front.figures().requests > 100);
   back_done = true;
   back.join();
+  filling.join();
   front.stop();
   std::puts("well");
 }

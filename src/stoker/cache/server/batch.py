@@ -188,14 +188,12 @@ class BatchReader:
         frame = FRAME.pack(kind, stop - start)
         ticket = found if isinstance(found, Ticket) else None
         while True:
-            data = None
-            try:
-                data = None if ticket is None else await ticket.whole()
-            finally:
-                if ticket is not None:
+            if ticket is not None:
+                try:
+                    await ticket.whole()
+                finally:
                     ticket.leave()
-            if data is not None:
-                answer.data(frame + data)
+                answer.landing(ticket.landing, 0, stop - start, frame)
                 return
             piece = self._engine.store.held(known, index)
             if piece is not None and piece.is_verified and answer.piece(piece, 0, stop - start, frame):

@@ -248,7 +248,9 @@ class Engine:
             if keeps and await self.store.put(
                 wanted.known, wanted.block, landing.data, is_loading=is_loading
             ):
-                landing.stored()
+                piece = self.store.held(wanted.known, wanted.block)
+                if piece is not None:
+                    landing.stored(self.store.files.sending, piece)
         finally:
             landing.settle()
             self._give_budget(wanted, landing)

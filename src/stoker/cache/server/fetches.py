@@ -30,10 +30,10 @@ class Ticket:
         while self.landing.filled <= beyond:
             if self.error is not None:
                 raise self.error
-            await self.landing.changed()
+            await self.landing.changed(beyond)
         return self.landing.filled
 
-    async def whole(self) -> bytearray | None:
+    async def whole(self) -> memoryview | None:
         """All bytes; None if they are in the store by now. Raises what the fetch failed with."""
         if not self.landing.is_whole:
             await self.more(self.landing.size_bytes - 1)
