@@ -67,17 +67,17 @@ class World:
 
     async def read(self, key: str = "k", *, begins: bool = False) -> bytes:
         known = await self.engine.locate(self.bucket, key, begins=begins)
-        whole = b""
-        for index in range(-(-known.size_bytes // BLOCK)):
-            found = await self.engine.block(known, index)
-            if isinstance(found, Ticket):
-                try:
-                    whole += await found.whole() or await world_piece(self, known, index)
-                finally:
-                    found.leave()
-            else:
-                whole += await self.store.read(found)
-        return whole
+        count = -(-known.size_bytes // BLOCK)
+        return b"".join([await self.read_block(known, index) for index in range(count)])
+
+    async def read_block(self, known: Known, index: int) -> bytes:
+        found = await self.engine.block(known, index)
+        if not isinstance(found, Ticket):
+            return await self.store.read(found)
+        try:
+            return bytes(await found.whole() or await world_piece(self, known, index))
+        finally:
+            found.leave()
 
 
 async def world_piece(world: World, known: Known, index: int) -> bytes:
@@ -175,6 +175,37 @@ def test_many_beginnings_are_bounded_and_all_are_read(tmp_path: Path) -> None:
         assert world.memory.counters.requests <= 2 * len(names)
 
     run(World(tmp_path, 10_000_000), story)
+
+
+def test_who_reads_on_finds_what_was_fetched_ahead(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        content = bytes(range(250)) * 160
+        world.memory.put("long", content)
+        world.origin.delay_s = 0.002
+        assert await world.read("long") == content
+        assert world.memory.counters.bytes_read == len(content)
+        await world.engine.settle()
+        known = await world.engine.locate(world.bucket, "k")
+        await world.read_block(known, 0)
+        await world.engine.settle()
+        assert not world.store.has(known, 1), "one block is no sign that more is wanted"
+
+    run(World(tmp_path, 10_000_000), story)
+
+
+@pytest.mark.parametrize("what", ["full", "off"])
+def test_nothing_is_fetched_ahead_that_cannot_be_kept(tmp_path: Path, what: str) -> None:
+    async def story(world: World) -> None:
+        world.memory.put("long", bytes(40_000))
+        known = await world.engine.locate(world.bucket, "long")
+        for index in range(3):
+            await world.read_block(known, index)
+        await asyncio.sleep(0.05)
+        await world.engine.settle()
+        assert world.memory.counters.bytes_read <= (3 if what == "off" else 3 + 4) * BLOCK
+
+    files = FullFiles if what == "full" else ContainerFiles
+    run(World(tmp_path, 10_000_000, files, read_ahead_streams=0 if what == "off" else 4), story)
 
 
 def test_readers_that_leave_disturb_nobody(tmp_path: Path) -> None:

@@ -212,6 +212,10 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the bucket may take of a server's disk; 0: as much as there is."""
     evict_after_s: float = 0.0
     """How long blocks are kept at most; 0: as long as there is room."""
+    read_ahead_streams: int = 4
+    """How many blocks of a file each server fetches at a time ahead of those who read on in it; 0: none."""
+    read_ahead_bytes: int = 268_435_456
+    """How far ahead of what was asked for last, at most."""
     prefixes: tuple[PrefixSpec, ...] = ()
     """Parts of the bucket with rules of their own; the longest prefix counts."""
 

@@ -47,6 +47,12 @@ class GuardedOrigin:
         return self._origin.counters
 
     @property
+    def is_busy(self) -> bool:
+        """Whether one more request would have to wait, or make others wait, or is not let through."""
+        now = self._clock.now()
+        return self._breaker.state != CLOSED or self._bytes.is_late(now) or self._requests.is_late(now)
+
+    @property
     def state(self) -> str:
         """Of the breaker: closed, open or probing."""
         return self._breaker.state

@@ -252,6 +252,8 @@ def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
         raise ConfigError("ttl_s and stale_if_error_s must not be negative")
     if min(spec.negative_ttl_s, spec.evict_after_s, spec.quota_bytes, spec.max_replicas) < 0:
         raise ConfigError("negative_ttl_s, evict_after_s, quota_bytes and max_replicas must not be negative")
+    if min(spec.read_ahead_streams, spec.read_ahead_bytes) < 0:
+        raise ConfigError("read_ahead_streams and read_ahead_bytes must not be negative; 0 is none")
     if any(not rule.prefix or rule.quota_bytes < 0 for rule in spec.prefixes):
         raise ConfigError("a prefix with rules must not be empty, and its quota_bytes not negative")
     if spec.origin_bytes_per_s < 0 or spec.origin_requests_per_s < 0:

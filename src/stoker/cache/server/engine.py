@@ -9,6 +9,7 @@ from contextlib import suppress
 from stoker._native import Piece
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
+from stoker.cache.ahead import Limits
 from stoker.cache.layout import block_bounds
 from stoker.cache.limits import OriginLimits
 from stoker.cache.maglev import block_owner_name
@@ -20,6 +21,7 @@ from stoker.cache.server.fetches import Fetches, Ticket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.landing import Landing
 from stoker.cache.server.metadata import Metadata
+from stoker.cache.server.reading_ahead import ReadingAhead
 from stoker.cache.server.sources import Sources, Wanted
 from stoker.cache.store.known import Known
 from stoker.cache.store.lots import PrefixRule
@@ -38,6 +40,8 @@ FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
 BEGINNINGS_MAX = 128
 """So many objects may be asked for together with their version at the same time."""
+ROOM_PARTS_AHEAD = 8
+"""What is read ahead of one place takes no more than such a part of the room."""
 SETTLE_S = 1.0
 
 
@@ -60,6 +64,13 @@ class Engine:
         self._loading: set[Wanted] = set()
         self._sources = Sources(fleet, clock, self.block_size_bytes)
         self._beginnings: set[asyncio.Task[None]] = set()
+        self._ahead = ReadingAhead(
+            self._limits_ahead,
+            lambda known, index: self._join(known, index, HOPS_MAX)[0],
+            self._is_to_come,
+            store.has,
+            self.block_size_bytes,
+        )
         # One for each time that a request may have been handed on: what waits for another server must not keep that
         # server's own requests waiting, or both wait for ever.
         self._budgets = [Budget(FETCHES_MAX, FETCH_BYTES_MAX) for _ in range(HOPS_MAX + 1)]
@@ -130,7 +141,9 @@ class Engine:
 
     def fetch(self, known: Known, index: int, hops: int = 0) -> Ticket:
         """A part in fetching a block from where it is, together with all who want it now."""
-        return self._join(known, index, hops)[0]
+        ticket = self._join(known, index, hops)[0]
+        self._ahead.asked(known, index)
+        return ticket
 
     def _join(self, known: Known, index: int, hops: int) -> tuple[Ticket, Wanted]:
         wanted = self._wanted(known, index, hops)
@@ -142,6 +155,29 @@ class Engine:
         # All who make this server go to the origin are one, however often they were handed on.
         hops = self.fleet.hops(name, bucket.spec.max_replicas, hops)
         return Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index, hops)
+
+    def _limits_ahead(self, known: Known) -> Limits:
+        """What may be fetched ahead of a file's readers now: nothing that another reader would have to wait for."""
+        bucket = self._by_number[known.bucket]
+        is_free = (
+            self._budgets[HOPS_MAX].is_half_free and not bucket.origin.is_busy and self.store.problem is None
+        )
+        room_bytes = min(bucket.spec.quota_bytes or self.store.room.limit_bytes, self.store.room.limit_bytes)
+        distance_bytes = min(bucket.spec.read_ahead_bytes, room_bytes // ROOM_PARTS_AHEAD)
+        streams = bucket.spec.read_ahead_streams if is_free else 0
+        stride = max(1, len(self.fleet.view.members))
+        return Limits(streams, distance_bytes // self.block_size_bytes, stride)
+
+    def _is_to_come(self, known: Known, index: int) -> bool:
+        """Whether a block is this server's to fetch and to keep."""
+        bucket = self._by_number[known.bucket]
+        route = self.fleet.route(block_owner_name(bucket.name, known.key, index), bucket.spec.max_replicas, 0)
+        is_ours = known.tag != 0 and route.keeps and not route.peers
+        return (
+            is_ours
+            and not self.store.has(known, index)
+            and self._wanted(known, index, 0) not in self._fetches
+        )
 
     def _size_bytes(self, wanted: Wanted) -> int:
         start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
@@ -212,6 +248,7 @@ class Engine:
         """Stop fetching and make all durable."""
         await self._fetches.close()
         await asyncio.gather(*self._beginnings, return_exceptions=True)
+        await self._ahead.close()
         await self.metadata.close()
         for bucket in self.buckets.values():
             await bucket.origin.close()
