@@ -11,17 +11,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from stoker.base.backoff import backoff_s
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.port import Membership
 from stoker.cache.maglev import Member
 from stoker.cache.route import PEERS_MAX, FleetView, Route
 from stoker.cache.server.peers import Peers
-from stoker.errors import CacheUnavailable, StokerError
+from stoker.errors import CacheUnavailable, ConfigError, StokerError
 from stoker.wire.cache_api import HOPS_MAX, FleetMember, FleetStatus
 
 log = logging.getLogger("stoker.cache")
 T = TypeVar("T")
+JOIN_S = 3.0
+"""After so long a server begins to serve alone, and goes on trying to be in its fleet."""
+JOIN_RETRY_LIMIT_S = 5.0
 PROBE_EVERY_S = 0.5
 RETIRE_S = 1.5
 OWED_MAX = 1000
@@ -43,12 +47,15 @@ class Fleet:
         self._rng = rng
         self._urls: dict[str, str] = {}
         self._members: tuple[FleetMember, ...] = (me,)
+        self._joining: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         # Who was a member: it may be one again, and must hear what it missed.
         self._gone: set[str] = set()
         self._owed: dict[str, dict[tuple[str, str], None]] = {}
         self.on_change: Callable[[], None] = lambda: None
+        self.on_late_join: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
 
     @property
     def is_single(self) -> bool:
@@ -64,33 +71,45 @@ class Fleet:
     def peers(self) -> Peers:
         return self._peers
 
+    @property
+    def notes(self) -> list[str]:
+        """What operators should know."""
+        if self._membership is None:
+            return []
+        problem = self._membership.problem
+        if self._watching is None:
+            why = problem or "its membership has not answered yet"
+            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}"]
+        known = "those who were known last stay its members"
+        return [] if problem is None else [f"the fleet's membership cannot be reached, {known}: {problem}"]
+
     async def start(self) -> None:
-        """Be in the fleet, and know it. Raises EnvironmentProblem."""
+        """Be in the fleet, and know it; where its membership cannot be reached within JOIN_S, as soon as it can be:
+        `on_late_join` is called then, or `on_failure` with what is raised here else. Raises ConfigError."""
         if self._membership is None:
             return
-        members = self._membership.members()
-        first = await anext(members)
-        await self._membership.announce(self.me)
-        others = [member for member in first if member.name != self.me.name and _is_good(member)]
-        self._take(others)  # who owned what until this server came
-        self._take([*others, self.me])
-        self._watching = asyncio.get_running_loop().create_task(self._watch(members))
-        self._probing = asyncio.get_running_loop().create_task(self._probe())
+        self._joining = asyncio.get_running_loop().create_task(self._join(self._membership))
+        await asyncio.wait((self._joining,), timeout=JOIN_S)
+        if self._joining.done():
+            self._joining.result()
+        else:
+            self._joining.add_done_callback(self._has_joined_late)
 
     async def retire(self) -> None:
         """Own nothing any more: others are asked in this server's place, while it still answers and hands on what it
         holds. Returns once they can know."""
         if self._membership is not None and not self.is_alone:
             try:
-                await self._membership.announce(msgspec.structs.replace(self.me, weight=0))
-            except StokerError as error:
+                async with asyncio.timeout(RETIRE_S):
+                    await self._membership.announce(msgspec.structs.replace(self.me, weight=0))
+            except (StokerError, TimeoutError) as error:
                 log.warning("the fleet cannot be told that this server leaves: %s", error)
                 return
             await asyncio.sleep(RETIRE_S)
 
     async def leave(self) -> None:
         """Be a member no more."""
-        tasks = [task for task in (self._watching, self._probing) if task is not None]
+        tasks = [task for task in (self._joining, self._watching, self._probing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -223,6 +242,46 @@ class Fleet:
             self.view.answered(name)
         else:
             self.view.failed(name, self._clock.now(), self._rng)
+
+    async def _join(self, membership: Membership) -> None:
+        members = membership.members()
+        try:
+            first = await anext(members)
+            await self._announce(membership)
+        except BaseException:
+            await members.aclose()
+            raise
+        others = [member for member in first if member.name != self.me.name and _is_good(member)]
+        self._take(others)  # who owned what until this server came
+        self._take([*others, self.me])
+        self._watching = asyncio.get_running_loop().create_task(self._watch(members))
+        self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def _announce(self, membership: Membership) -> None:
+        """Until it is done. Raises ConfigError."""
+        attempt = 0
+        while True:
+            try:
+                await membership.announce(self.me)
+            except ConfigError:
+                raise
+            except StokerError as error:
+                attempt += 1
+                log.debug("the fleet cannot be joined: %s", error)
+                wait_s = backoff_s(attempt, self._rng, first_s=PROBE_EVERY_S, limit_s=JOIN_RETRY_LIMIT_S)
+                await asyncio.sleep(PROBE_EVERY_S + wait_s)
+            else:
+                return
+
+    def _has_joined_late(self, joining: asyncio.Task[None]) -> None:
+        if joining.cancelled():
+            return
+        error = joining.exception()
+        if error is not None:
+            self.on_failure(error)
+        else:
+            log.info("this server is in its fleet now")
+            self.on_late_join()
 
     async def _watch(self, members: AsyncGenerator[Sequence[FleetMember], None]) -> None:
         async with aclosing(members):
