@@ -33,8 +33,8 @@ def notes(server: ServerProcess) -> list[str]:
         return client.status().notes
 
 
-def members(server: ServerProcess) -> set[str]:
-    with client_of(server) as client:
+def members(server: ServerProcess, token: str | None = None) -> set[str]:
+    with client_of(server, token) as client:
         return {member.name for member in client.fleet().members}
 
 

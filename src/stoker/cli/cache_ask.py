@@ -104,7 +104,9 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
         if asked
         else "  nothing read yet",
     ]
-    lines += [] if fleet is None else [f"  {describe_fleet(fleet)}"]
+    if fleet is not None:
+        lines.append(f"  {describe_fleet(fleet)}")
+        lines += [f"  {line}" for line in describe_troubles(fleet)]
     lines += [
         f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
         f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
@@ -125,6 +127,14 @@ def describe_fleet(fleet: FleetStatus) -> str:
     names = [f"{member.name}{'' if member.weight else ' (leaving)'}" for member in fleet.members]
     down = f"; not reached: {', '.join(fleet.down)}" if fleet.down else ""
     return clean(f"{fleet.name} in a fleet of {len(names)}: {', '.join(names)}{down}")
+
+
+def describe_troubles(fleet: FleetStatus) -> list[str]:
+    """The members that the server does not use, and why, a line each."""
+    return [
+        clean(f"{trouble.name} is not used since {format_duration(trouble.since_s)}: {trouble.why}")
+        for trouble in fleet.troubles
+    ]
 
 
 def _ls(arguments: argparse.Namespace) -> int:

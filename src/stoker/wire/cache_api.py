@@ -43,6 +43,8 @@ from stoker import errors
 OWN_PREFIX = "/-/"
 HOPS = "Stoker-Hops"
 HOPS_MAX = 2
+PROTOCOL = 1
+"""Of what servers of a fleet say to each other; those of another one do not use each other."""
 RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -98,13 +100,28 @@ class FleetMember(msgspec.Struct, frozen=True):
     zone: str = ""
 
 
+class MemberTrouble(msgspec.Struct, frozen=True):
+    """A member that a server does not use: why, and for how long already."""
+
+    name: str
+    why: str
+    since_s: float
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet as this server sees it. `down`: members that it could not reach lately."""
+    """The fleet as this server sees it. `down`: members that it does not use now; `troubles` says why.
+
+    `instance` is another one for each start of a server. `is_trusting`: whether it lets who asks do everything.
+    """
 
     name: str
     members: list[FleetMember]
     down: list[str] = []
     block_size_bytes: int = 4 * 1024 * 1024
+    troubles: list[MemberTrouble] = []
+    instance: str = ""
+    protocol: int = 1
+    is_trusting: bool = True
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -266,6 +283,8 @@ class CacheStatus(msgspec.Struct, frozen=True):
     buckets: list[BucketStatus]
     notes: list[str] = []
     path_hits: int = 0
+    fleet: FleetStatus | None = None
+    """None: it is in none."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -96,8 +96,8 @@ class Admin:
             case "GET", "stat":
                 _reply(request, answer, await self._stat(request, name))
             case "GET", "fleet":
-                status = self._engine.fleet.status(self._engine.block_size_bytes)
-                _reply(request, answer, status)
+                is_trusting = request.principal.is_unrestricted
+                _reply(request, answer, self._engine.fleet.status(is_trusting=is_trusting))
             case "POST", "held":
                 _reply(request, answer, self._held(request, name))
             case "POST", "fetch":
@@ -159,6 +159,7 @@ class Admin:
             buckets=rows,
             path_hits=sum(row.path_hits for row in rows),
             notes=[*self._notes(), *([] if problem is None else [problem])],
+            fleet=None if engine.fleet.is_single else engine.fleet.status(),
         )
 
     async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:

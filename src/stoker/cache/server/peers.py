@@ -16,6 +16,7 @@ from stoker.wire.cache_api import (
     HOPS,
     MSGPACK,
     Evicted,
+    FleetStatus,
     HeldAnswer,
     HeldQuery,
     ObjectPage,
@@ -40,8 +41,13 @@ Block = tuple[str, str, int]
 _Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+class PeerRefused(CacheUnavailable):
+    """A peer does not take this server's token."""
+
+
 class Peers:
-    """Every method raises CacheUnavailable where the peer cannot be reached or falls silent, and what the peer says."""
+    """Every method raises CacheUnavailable where the peer cannot be reached, falls silent, or refuses this server's
+    token (PeerRefused), and what the peer says."""
 
     def __init__(self, token: str | None, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
@@ -106,7 +112,7 @@ class Peers:
         headers = f"Range: bytes={start}-{stop - 1}\r\nIf-Match: {etag_of(version)}\r\n{HOPS}: {hops}\r\n"
         async with self._asked(url, "GET", object_target(bucket, key), headers, None) as (reader, head):
             if head.status >= 400:
-                raise _failure(head, await self._body(url, reader, head))
+                raise _failure(url, head, await self._body(url, reader, head))
             left = head.content_length
             if head.status != 206 or left != stop - start:
                 raise WireError(f"{url} answered {head.status} with {left} bytes for {stop - start}")
@@ -124,6 +130,14 @@ class Peers:
                     raise ConnectionResetError("it closed the connection")
                 left -= len(part)
                 yield part
+
+    async def fleet(self, url: str) -> FleetStatus:
+        """Who a peer is, and how it sees the fleet; it must say so soon."""
+        try:
+            async with asyncio.timeout(self._silence_s):
+                return await self._call(url, "GET", "/-/fleet", FleetStatus, hops=1)
+        except TimeoutError:
+            raise CacheUnavailable(f"{url} is silent") from None
 
     async def is_alive(self, url: str) -> bool:
         """Whether a peer answers at all."""
@@ -161,7 +175,7 @@ class Peers:
         async with self._asked(url, method, target, headers, body) as (reader, head):
             said = await self._body(url, reader, head)
         if head.status >= 400:
-            raise _failure(head, said)
+            raise _failure(url, head, said)
         try:
             return msgspec.msgpack.decode(said, type=kind)
         except msgspec.DecodeError as error:
@@ -240,7 +254,9 @@ class Peers:
             task.cancel()
 
 
-def _failure(head: ResponseHead, body: bytes) -> StokerError:
+def _failure(url: str, head: ResponseHead, body: bytes) -> StokerError:
     if head.status == 503:
-        return CacheUnavailable("a peer is leaving, or has no room for more connections")
+        return CacheUnavailable(f"{url} is leaving, or has no room for more connections")
+    if head.status in (401, 403):
+        return PeerRefused(f"{url} refuses our token: {failure_of(head.status, body)}")
     return failure_of(head.status, body)

@@ -206,7 +206,9 @@ class CacheServer:
             )
         me = FleetMember(settings.name or url.removeprefix("http://"), url, settings.weight, settings.zone)
         membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
-        return Fleet(me, membership, Peers(self._auth.fleet_token()), self._clock, self._rng.fork(3))
+        peers = Peers(self._auth.fleet_token())
+        rng = self._rng.fork(3)
+        return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)
 
     def _start_front(self, engine: Engine, listeners: Sequence[socket.socket]) -> None:
         limits = FrontSettings()
