@@ -7,7 +7,8 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/status                                 CacheStatus as JSON
     GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
     POST /-/read                                   ReadRequest -> frames
-    PUT  /-/buckets/NAME                           BucketSpec; adds a bucket
+    PUT  /-/buckets/NAME                           BucketSpec -> BucketAdded; adds a bucket, at all servers of the
+                                                   fleet; with ?check=1 it is only said whether it could be added
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
     POST /-/evict/BUCKET?prefix=                   gives up what is held; Evicted
     PUT, DELETE /-/pin/BUCKET?prefix=              keeps what lies under a prefix from being evicted, or no longer; Pins
@@ -122,6 +123,8 @@ class FleetStatus(msgspec.Struct, frozen=True):
     instance: str = ""
     protocol: int = 1
     is_trusting: bool = True
+    added: dict[str, BucketSpec] = {}
+    """Buckets that were added while servers ran; told to other servers only."""
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -230,6 +233,15 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long blocks are kept at most; 0: as long as there is room."""
     prefixes: tuple[PrefixSpec, ...] = ()
     """Parts of the bucket with rules of their own; the longest prefix counts."""
+
+
+class BucketAdded(msgspec.Struct, frozen=True):
+    """A bucket that is there now. `missed`: servers of the fleet that could not be told, and will be; `refused`: why
+    others do not have it, by their names."""
+
+    spec: BucketSpec
+    missed: list[str] = []
+    refused: dict[str, str] = {}
 
 
 class Refreshed(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from stoker.errors import OriginError, WireError
 from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
     READ_KEYS_MAX,
+    BucketAdded,
     BucketSpec,
     CacheStatus,
     Evicted,
@@ -191,10 +192,12 @@ class CacheClient:
         policy: str = "lru",
         ttl_s: float = 3600.0,
         stale_if_error_s: float = 86400.0,
-    ) -> None:
-        """Add a bucket; nothing happens if the very same is there. Raises ConfigError if another one is."""
+    ) -> BucketAdded:
+        """Add a bucket, at all servers of the fleet; nothing happens if the very same is there. Raises ConfigError if
+        another one is, which names the servers. The answer names those that have it later, or cannot open it."""
         spec = BucketSpec(origin_url, policy, ttl_s, stale_if_error_s)
-        self._call("PUT", f"/-/buckets/{quote(name, safe='')}", BucketSpec, msgspec.json.encode(spec))
+        target = f"/-/buckets/{quote(name, safe='')}"
+        return self._call("PUT", target, BucketAdded, msgspec.json.encode(spec))
 
     def status(self) -> CacheStatus:
         """The server's figures."""

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stoker.base.ids import check_name
-from stoker.cache.evict import POLICIES
 from stoker.cache.origin.open import without_query
+from stoker.cache.server.added import AddedBuckets
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
@@ -20,7 +19,7 @@ from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
     LOAD_KEYS_MAX,
     MSGPACK,
-    RESERVED_BUCKETS,
+    BucketAdded,
     BucketSpec,
     BucketStatus,
     CacheStatus,
@@ -62,22 +61,22 @@ class FrontHits:
 
 
 class Admin:
-    """Answers for one engine. `uptime_s` and `notes` are asked for each status, `on_buckets` hears of new buckets."""
+    """Answers for one engine. `uptime_s` and `notes` are asked for each status."""
 
     def __init__(
         self,
         engine: Engine,
         hits: FrontHits,
         keeping: Keeping,
+        added: AddedBuckets,
         version: str,
         uptime_s: Callable[[], float],
         notes: Callable[[], list[str]],
-        on_buckets: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._hits = hits
         self._keeping = keeping
-        self._on_buckets = on_buckets
+        self._added = added
         self._version = version
         self._uptime_s = uptime_s
         self._notes = notes
@@ -97,7 +96,9 @@ class Admin:
                 _reply(request, answer, await self._stat(request, name))
             case "GET", "fleet":
                 is_trusting = request.principal.is_unrestricted
-                _reply(request, answer, self._engine.fleet.status(is_trusting=is_trusting))
+                added = self._added.specs if is_trusting and hops_of(request) else {}
+                status = self._engine.fleet.status(is_trusting=is_trusting, added=added)
+                _reply(request, answer, status)
             case "POST", "held":
                 _reply(request, answer, self._held(request, name))
             case "POST", "fetch":
@@ -112,11 +113,15 @@ class Admin:
                 _reply(request, answer, await self._refresh(request, name, query.get("prefix", "")))
             case "PUT", "buckets":
                 _needs_all(request)
-                spec = check_bucket(name, msgspec.json.decode(request.body, type=BucketSpec))
-                is_new = self._engine.add_bucket(name, spec)
-                if is_new:
-                    self._on_buckets()
-                _reply(request, answer, spec, 201 if is_new else 200)
+                spec = msgspec.json.decode(request.body, type=BucketSpec)
+                if "check" in query:
+                    self._added.check(name, spec)
+                    is_new, said = False, BucketAdded(spec)
+                elif hops_of(request):
+                    is_new, said = self._added.add(name, spec), BucketAdded(spec)
+                else:
+                    is_new, said = await self._added.add_everywhere(name, spec)
+                _reply(request, answer, said, 201 if is_new else 200)
             case _:
                 raise ObjectNotFound(f"there is no {request.method} /-/{path}")
 
@@ -235,27 +240,6 @@ class Admin:
             return Refreshed(dropped)
         fleet = self._engine.fleet
         return Refreshed(dropped, await fleet.refresh_all(bucket.name, prefix))
-
-
-def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
-    """Return `spec` if a bucket of that name and kind can be. Raises ConfigError."""
-    if name in RESERVED_BUCKETS:
-        raise ConfigError(f"{name!r} is a reserved bucket name")
-    try:
-        check_name("bucket", name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if spec.policy not in POLICIES:
-        raise ConfigError(f"{spec.policy!r} is not an eviction policy; there are {', '.join(POLICIES)}")
-    if spec.ttl_s < 0 or spec.stale_if_error_s < 0:
-        raise ConfigError("ttl_s and stale_if_error_s must not be negative")
-    if min(spec.negative_ttl_s, spec.evict_after_s, spec.quota_bytes, spec.max_replicas) < 0:
-        raise ConfigError("negative_ttl_s, evict_after_s, quota_bytes and max_replicas must not be negative")
-    if any(not rule.prefix or rule.quota_bytes < 0 for rule in spec.prefixes):
-        raise ConfigError("a prefix with rules must not be empty, and its quota_bytes not negative")
-    if spec.origin_bytes_per_s < 0 or spec.origin_requests_per_s < 0:
-        raise ConfigError("origin_bytes_per_s and origin_requests_per_s must not be negative; 0 is no limit")
-    return spec
 
 
 def _readable(request: Request, name: str) -> str:

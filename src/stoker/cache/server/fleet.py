@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from stoker.cache.server.dues import Dues
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.vetting import Vetting
 from stoker.errors import CacheUnavailable, StokerError
-from stoker.wire.cache_api import HOPS_MAX, FleetMember, FleetStatus
+from stoker.wire.cache_api import HOPS_MAX, BucketSpec, FleetMember, FleetStatus
 
 log = logging.getLogger("stoker.cache")
 T = TypeVar("T")
@@ -44,12 +44,10 @@ class Fleet:
         self.me = me
         self.view = FleetView(me.name)
         self._block_size_bytes = block_size_bytes
-        self._vetting = Vetting(self.view, peers, clock, rng.fork(1), block_size_bytes)
+        self.vetting = Vetting(self.view, peers, clock, rng.fork(1), block_size_bytes)
         self._dues = Dues(peers, self.lost)
         self.changed_at = -1e9
-        self._attending = (
-            None if membership is None else Attending(me, membership, self._vetting, rng.fork(2))
-        )
+        self._attending = None if membership is None else Attending(me, membership, self.vetting, rng.fork(2))
         self._peers = peers
         self._clock = clock
         self._rng = rng
@@ -120,16 +118,19 @@ class Fleet:
     async def close(self) -> None:
         await self._peers.close()
 
-    def status(self, *, is_trusting: bool = True) -> FleetStatus:
+    def status(
+        self, *, is_trusting: bool = True, added: Mapping[str, BucketSpec] | None = None
+    ) -> FleetStatus:
         """The fleet as this server sees it, for one who may do everything or may not."""
         return FleetStatus(
             name=self.me.name,
             members=list(self._members),
             down=sorted(self.view.down()),
             block_size_bytes=self._block_size_bytes,
-            troubles=self._vetting.troubles(),
-            instance=self._vetting.instance,
+            troubles=self.vetting.troubles(),
+            instance=self.vetting.instance,
             is_trusting=is_trusting,
+            added=dict(added or {}),
         )
 
     def route(self, name: str, max_replicas: int, hops: int) -> Route:
@@ -173,7 +174,7 @@ class Fleet:
 
     def lost(self, name: str, error: CacheUnavailable) -> None:
         """A member could not be reached, or refuses this server."""
-        self._vetting.lost(name, str(error))
+        self.vetting.lost(name, str(error))
 
     async def ask_all(self, question: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
         """What every other member says, and the names of those that said nothing."""
@@ -210,7 +211,7 @@ class Fleet:
             self._gone = set()
         self._urls = {member.name: member.url for member in members}
         self._peers.keep(self._urls.values())
-        self._vetting.keep(self._urls)
+        self.vetting.keep(self._urls)
         if self.view.set_members(Member(m.name, m.weight, m.zone) for m in members):
             self.changed_at = self._clock.now()
             names = ", ".join(m.name for m in self._members)
@@ -223,15 +224,13 @@ class Fleet:
             await asyncio.sleep(PROBE_EVERY_S)
             try:
                 due = self.view.due(self._clock.now())
-                await self._vet([member for member in self._members if member.name in due])
+                away = [member for member in self._members if member.name in due]
+                await asyncio.gather(*(self.vetting.vet(member) for member in away))
                 down = self.view.down()
                 await self._pay([name for name in self._dues.names if name not in down])
             except Exception:
                 # A defect here must not end it: nobody who is down would ever be asked again.
                 log.exception("looking after the fleet failed")
-
-    async def _vet(self, members: Iterable[FleetMember]) -> None:
-        await asyncio.gather(*(self._vetting.vet(member) for member in members))
 
     async def _join(self, attending: Attending) -> None:
         others = await attending.join()

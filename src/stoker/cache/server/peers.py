@@ -15,6 +15,8 @@ from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
 from stoker.wire.cache_api import (
     HOPS,
     MSGPACK,
+    BucketAdded,
+    BucketSpec,
     Evicted,
     FleetStatus,
     HeldAnswer,
@@ -86,6 +88,13 @@ class Peers:
     async def fetch(self, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
         """Have a peer fetch what it does not hold of these blocks; which it holds then."""
         return await self._about("fetch", url, bucket, blocks)
+
+    async def add_bucket(
+        self, url: str, name: str, spec: BucketSpec, *, is_check: bool = False
+    ) -> BucketAdded:
+        """Have a peer add a bucket, or only say whether it would, and tell nobody."""
+        target = f"/-/buckets/{quote(name, safe='')}{'?check=1' if is_check else ''}"
+        return await self._call(url, "PUT", target, BucketAdded, msgspec.json.encode(spec), hops=1)
 
     async def evict(self, url: str, bucket: str, prefix: str) -> Evicted:
         """Have a peer give up what it holds under a prefix."""

@@ -19,8 +19,10 @@ from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.fleet.open import open_membership
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.origin.open import open_origin
-from stoker.cache.server.admin import Admin, FrontHits, check_bucket
+from stoker.cache.server.added import AddedBuckets
+from stoker.cache.server.admin import Admin, FrontHits
 from stoker.cache.server.back import CacheBack
+from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.connections import Connections
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fleet import Fleet
@@ -102,6 +104,7 @@ class CacheServer:
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
         self._trim: Trim | None = None
+        self._added: AddedBuckets | None = None
 
     async def start(self) -> Listening:
         """It may be cancelled; `stop` clears up in any case."""
@@ -217,6 +220,9 @@ class CacheServer:
         for listener in listeners:
             listener.setblocking(False)
             front.listen(listener.detach())
+        self._added = added = AddedBuckets(engine, self._settings.folder, self._set_rules)
+        added.restore()
+        engine.fleet.vetting.on_meeting = added.meet
         self._set_rules()
         hits = FrontHits(front.take_hits)
         keeping = Keeping(engine, self._settings.folder)
@@ -225,10 +231,10 @@ class CacheServer:
             engine,
             hits,
             keeping,
+            added,
             SERVER_VERSION,
             lambda: self._clock.now() - self._started_at,
             self._notes,
-            self._set_rules,
         )
         back = CacheBack(engine, admin)
         self._connections = Connections(
@@ -240,7 +246,9 @@ class CacheServer:
         self._ticker = asyncio.get_running_loop().create_task(self._tick(front, engine))
 
     def _notes(self) -> list[str]:
-        return [] if self._engine is None else [*self._engine.store.notes, *self._engine.fleet.notes]
+        if self._engine is None or self._added is None:
+            return []
+        return [*self._engine.store.notes, *self._engine.fleet.notes, *self._added.notes]
 
     def _has_joined_late(self) -> None:
         if self._engine is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from stoker.base.clock import Clock
@@ -38,6 +38,7 @@ class Vetting:
         self.instance = uuid.uuid4().hex
         """This server's; another one after each start."""
         self._outages: dict[str, _Outage] = {}
+        self.on_meeting: Callable[[FleetMember, FleetStatus], Awaitable[None]] = _nothing
 
     def troubles(self) -> list[MemberTrouble]:
         """Members that are not used."""
@@ -77,6 +78,7 @@ class Vetting:
         if self._outages.pop(member.name, None) is not None:
             log.info("%s is back", member.name)
         self._view.answered(member.name)
+        await self.on_meeting(member, said)
         return said
 
     async def is_twin(self, member: FleetMember) -> bool:
@@ -88,6 +90,10 @@ class Vetting:
         except StokerError:
             return False
         return said.name == member.name and said.instance != self.instance
+
+
+async def _nothing(member: FleetMember, said: FleetStatus) -> None:
+    pass
 
 
 def refusal(said: FleetStatus, name: str, block_size_bytes: int) -> str:
