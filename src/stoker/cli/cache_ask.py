@@ -26,7 +26,7 @@ from stoker.cli.cache_options import (
 )
 from stoker.cli.job_view import clean
 from stoker.errors import EXIT_FAILED, EXIT_OK, ConfigError, ObjectNotFound
-from stoker.wire.cache_api import LIST_LIMIT_MAX, CacheStatus, FleetStatus, ObjectInfo, Pins
+from stoker.wire.cache_api import LIST_LIMIT_MAX, BucketStatus, CacheStatus, FleetStatus, ObjectInfo, Pins
 
 _PREFIX = "stoker://BUCKET or stoker://BUCKET/PREFIX"
 
@@ -107,12 +107,13 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
     if fleet is not None:
         lines.append(f"  {describe_fleet(fleet)}")
         lines += [f"  {line}" for line in describe_troubles(fleet)]
-    lines += [
-        f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
-        f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
-        f"requests  {bucket.origin}"
-        for bucket in status.buckets
-    ]
+    for bucket in status.buckets:
+        lines.append(
+            f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
+            f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
+            f"requests  {bucket.origin}"
+        )
+        lines += [f"    {clean(line)}" for line in describe_rules(bucket)]
     lines += [
         f"  {bucket.name}: its origin has failed again and again, and is left alone for a while"
         for bucket in status.buckets
@@ -120,6 +121,27 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
     ]
     lines += [f"  note: {note}" for note in status.notes]
     return "\n".join(lines)
+
+
+def describe_rules(bucket: BucketStatus) -> list[str]:
+    """How a bucket is kept, and what of its quotas is used, a line for it and for each part with rules of its own."""
+    number = bucket.max_replicas
+    copies = (
+        f"at most {number} cop{'y' if number == 1 else 'ies'}" if number else "a copy wherever it is read"
+    )
+    taken = _taken(bucket.used_bytes, bucket.quota_bytes) or "no quota"
+    lines = [f"{taken}, {copies}, ttl {format_duration(bucket.ttl_s)}"]
+    for part in bucket.prefixes:
+        said = [_taken(part.used_bytes, part.quota_bytes) or f"takes {format_bytes(part.used_bytes)}"]
+        lines.append(f"{part.prefix}: {', '.join(said + ['pinned'] * part.pinned)}")
+    return lines
+
+
+def _taken(used_bytes: int, quota_bytes: int) -> str:
+    if not quota_bytes:
+        return ""
+    share = used_bytes / quota_bytes
+    return f"takes {format_bytes(used_bytes)} of its quota of {format_bytes(quota_bytes)} ({share:.0%})"
 
 
 def describe_fleet(fleet: FleetStatus) -> str:

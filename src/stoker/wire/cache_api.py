@@ -252,8 +252,17 @@ class Refreshed(msgspec.Struct, frozen=True):
     missed: list[str] = []
 
 
+class PrefixStatus(msgspec.Struct, frozen=True):
+    """A part of a bucket with rules of its own: what it takes of the disk, of which share (0: none of its own)."""
+
+    prefix: str
+    used_bytes: int
+    quota_bytes: int = 0
+    pinned: bool = False
+
+
 class BucketStatus(msgspec.Struct, frozen=True):
-    """Figures of one bucket since the server started."""
+    """Figures of one bucket since the server started, and how it is kept there."""
 
     name: str
     origin: str
@@ -273,6 +282,14 @@ class BucketStatus(msgspec.Struct, frozen=True):
     """Read from other servers of the fleet."""
     origin_hedges: int = 0
     """Second requests beside slow ones; they count as requests as well."""
+    used_bytes: int = 0
+    """What it takes of the disk, in whole pages: what quotas count."""
+    quota_bytes: int = 0
+    max_replicas: int = 1
+    ttl_s: float = 3600.0
+    prefixes: list[PrefixStatus] = []
+    """Those with a quota of their own, and those that are pinned."""
+    pins: list[str] = []
 
 
 class CacheStatus(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.added import AddedBuckets
+from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
@@ -31,6 +32,7 @@ from stoker.wire.cache_api import (
     ObjectPage,
     ObjectStat,
     Pins,
+    PrefixStatus,
     Refreshed,
 )
 from stoker.wire.http import check_key, split_target
@@ -131,23 +133,9 @@ class Admin:
         figures = store.index.figures()
         rows = []
         for name, bucket in sorted(engine.buckets.items()):
-            if not request.principal.may_read(name):
-                continue
-            held = figures.get(bucket.number)
-            counters = bucket.origin.counters
-            front = self._hits.of(bucket.number)
-            rows.append(
-                BucketStatus(
-                    name=name, origin=without_query(bucket.spec.origin_url), policy=bucket.spec.policy,
-                    held_bytes=0 if held is None else held.size_bytes,
-                    held_blocks=0 if held is None else held.pieces,
-                    hits=bucket.hits + front.hits, misses=bucket.misses,
-                    hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
-                    origin_requests=counters.requests, path_hits=bucket.path_hits,
-                    origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
-                    origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
-                )
-            )  # fmt: skip
+            if request.principal.may_read(name):
+                held = figures.get(bucket.number)
+                rows.append(self._row(bucket, *((0, 0) if held is None else (held.size_bytes, held.pieces))))
         problem = store.problem
         return CacheStatus(
             version=self._version,
@@ -166,6 +154,28 @@ class Admin:
             notes=[*self._notes(), *([] if problem is None else [problem])],
             fleet=None if engine.fleet.is_single else engine.fleet.status(),
         )
+
+    def _row(self, bucket: Bucket, held_bytes: int, held_blocks: int) -> BucketStatus:
+        room, lots = self._engine.store.room, self._engine.store.holdings.lots[bucket.number].lots
+        counters, spec = bucket.origin.counters, bucket.spec
+        front = self._hits.of(bucket.number)
+        prefixes = [
+            PrefixStatus(lot.prefix, room.used_by(lot.number), lot.quota_bytes, lot.is_pinned)
+            for lot in lots
+            if lot.prefix and (lot.quota_bytes or lot.is_pinned)
+        ]
+        return BucketStatus(
+            name=bucket.name, origin=without_query(spec.origin_url), policy=spec.policy,
+            held_bytes=held_bytes, held_blocks=held_blocks,
+            hits=bucket.hits + front.hits, misses=bucket.misses,
+            hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
+            origin_requests=counters.requests, path_hits=bucket.path_hits,
+            origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
+            origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
+            used_bytes=room.used_by_bucket(bucket.name), quota_bytes=spec.quota_bytes,
+            max_replicas=spec.max_replicas, ttl_s=spec.ttl_s, prefixes=prefixes,
+            pins=[prefix.prefix for prefix in prefixes if prefix.pinned],
+        )  # fmt: skip
 
     async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:
         bucket = self._engine.bucket(_readable(request, name))
