@@ -402,3 +402,30 @@ def test_status_tells_how_buckets_are_kept(tmp_path: Path, stoker: Command) -> N
         assert row["prefixes"][0] == {
             "prefix": "logs/", "used_bytes": 4096, "quota_bytes": 8192, "pinned": False,
         }  # fmt: skip
+
+
+def test_a_load_beyond_its_quota_is_refused_before_anything_is_read(tmp_path: Path, stoker: Command) -> None:
+    fill(tmp_path / "o", [f"a/{n}" for n in range(20)] + [f"c/{n}" for n in range(20)], 100_000)
+    config = tmp_path / "cache.toml"
+    config.write_text(
+        f'[buckets.b]\norigin_url = "{tmp_path}/o"\nquota_bytes = 3000000\n'
+        'prefixes = [{prefix = "a/", quota_bytes = 1000000}]\n'
+    )
+    with served(tmp_path / "s", {}, "--config", str(config), capacity="100MB") as server:
+        for url, words in (
+            ("stoker://b", "of which a/ has 2 MB, and may take 1 MB"),
+            ("stoker://b/a/", "may take 1 MB"),
+        ):
+            said = stoker(server, "load", url)
+            assert said.code == 1
+            assert words in said.err
+        assert held_blocks(server) == 0
+        fill(tmp_path / "o", [f"c/{n}" for n in range(20, 40)], 100_000)
+        said = stoker(server, "load", "stoker://b/c/", "--json")
+        assert (said.code, said.json["quota_bytes"], said.json["room_bytes"]) == (1, 3_000_000, 3_000_000)
+        assert "and its quota is 3 MB" in said.err
+        assert held_blocks(server) == 0
+        assert stoker(server, "load", "stoker://b/c/1").code == 0
+        assert stoker(server, "load", "stoker://b/a/", "--force").code == 1
+        with client_of(server) as client:
+            assert client.status().buckets[0].prefixes[0].used_bytes <= 1_000_000
