@@ -144,10 +144,12 @@ class Pins(msgspec.Struct, frozen=True):
 
 class LoadRequest(msgspec.Struct, frozen=True):
     """Objects of one bucket to be held, on so many servers of the fleet (0: on as many as the bucket says). Nothing of
-    another bucket leaves for them."""
+    another bucket leaves for them, nor what came or was used in the last `age_s` seconds: since the load began that
+    this is a part of."""
 
     keys: list[str]
     replicas: int = 0
+    age_s: int = 0
 
 
 LOADED, HELD, PASSED, FAILED = "loaded", "held", "passed", "failed"
@@ -169,9 +171,10 @@ class LoadAnswer(msgspec.Struct, frozen=True):
 
 
 class HeldQuery(msgspec.Struct, frozen=True):
-    """Blocks of one bucket: key, version and number of each."""
+    """Blocks of one bucket: key, version and number of each. `age_s`: see LoadRequest."""
 
     blocks: list[tuple[str, str, int]]
+    age_s: int = 0
 
 
 class HeldAnswer(msgspec.Struct, frozen=True):

@@ -227,13 +227,15 @@ class CacheClient:
         """Let what lies under `prefix` be evicted again. Returns the pins that the bucket still has."""
         return self._call("DELETE", target_below("pin", bucket, prefix), Pins)
 
-    def load(self, bucket: str, keys: Sequence[str], *, replicas: int = 0) -> list[LoadItem]:
+    def load(self, bucket: str, keys: Sequence[str], *, replicas: int = 0, age_s: int = 0) -> list[LoadItem]:
         """Have at most LOAD_KEYS_MAX objects held, without their bytes being sent. Returns how each went, in order.
 
-        `replicas`: on so many servers of the fleet; 0: on as many as the bucket says. The server answers when all are
-        there. Raises ObjectNotFound for the bucket.
+        `replicas`: on so many servers of the fleet; 0: on as many as the bucket says. `age_s`: what came in so many
+        seconds before does not leave for it. The server answers when all are there.
+
+        Raises ObjectNotFound for the bucket.
         """
-        request = msgspec.msgpack.encode(LoadRequest(list(keys), replicas))
+        request = msgspec.msgpack.encode(LoadRequest(list(keys), replicas, age_s))
         items = self._call("POST", f"/-/load/{quote(bucket, safe='')}", LoadAnswer, request).items
         if [item.key for item in items] != list(keys):
             raise WireError("the server's answer to a load is not about the objects that it was asked for")

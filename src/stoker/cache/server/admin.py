@@ -203,7 +203,7 @@ class Admin:
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))
         query = _blocks(request)
-        return await self._keeping.fetch(bucket, query.blocks)
+        return await self._keeping.fetch(bucket, query.blocks, query.age_s)
 
     async def _load(self, request: Request, name: str) -> LoadAnswer:
         bucket = self._engine.bucket(_readable(request, name))
@@ -214,7 +214,7 @@ class Admin:
             raise ConfigError(f"replicas must be 0 to {REPLICAS_MAX}, not {wanted.replicas}")
         for key in wanted.keys:
             check_key(key)
-        return LoadAnswer(await self._keeping.load(bucket, wanted.keys, wanted.replicas))
+        return LoadAnswer(await self._keeping.load(bucket, wanted.keys, wanted.replicas, wanted.age_s))
 
     async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:
         _needs_all(request)

@@ -85,9 +85,9 @@ class Peers:
         """Which of these blocks a peer holds."""
         return await self._about("held", url, bucket, blocks)
 
-    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
-        """Have a peer fetch what it does not hold of these blocks; which it holds then."""
-        return await self._about("fetch", url, bucket, blocks)
+    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0) -> HeldAnswer:
+        """Have a peer fetch what it does not hold of these blocks, for a load that is so old; which it holds then."""
+        return await self._about("fetch", url, bucket, blocks, age_s)
 
     async def add_bucket(
         self, url: str, name: str, spec: BucketSpec, *, is_check: bool = False
@@ -105,8 +105,10 @@ class Peers:
         method = "PUT" if is_pinned else "DELETE"
         return await self._call(url, method, target_below("pin", bucket, prefix), Pins, b"", hops=1)
 
-    async def _about(self, route: str, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
-        body = msgspec.msgpack.encode(HeldQuery(list(blocks)))
+    async def _about(
+        self, route: str, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0
+    ) -> HeldAnswer:
+        body = msgspec.msgpack.encode(HeldQuery(list(blocks), age_s))
         answer = await self._call(url, "POST", f"/-/{route}/{quote(bucket, safe='')}", HeldAnswer, body)
         if len(answer.held) != len(blocks):
             raise WireError(
