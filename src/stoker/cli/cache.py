@@ -14,7 +14,7 @@ from stoker.base.ids import check_name
 from stoker.base.units import parse_size_bytes
 from stoker.cache.fleet.open import parse_member
 from stoker.cache.maglev import WEIGHT_MAX
-from stoker.cache.server.admin import check_bucket
+from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.server import Listening, ServerSettings, serve
 from stoker.cli.cache_ask import add_questions
 from stoker.cli.cache_load import add_load_parser

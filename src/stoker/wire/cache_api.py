@@ -7,7 +7,8 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/status                                 CacheStatus as JSON
     GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
     POST /-/read                                   ReadRequest -> frames
-    PUT  /-/buckets/NAME                           BucketSpec; adds a bucket
+    PUT  /-/buckets/NAME                           BucketSpec -> BucketAdded; adds a bucket, at all servers of the
+                                                   fleet; with ?check=1 it is only said whether it could be added
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
     POST /-/evict/BUCKET?prefix=                   gives up what is held; Evicted
     PUT, DELETE /-/pin/BUCKET?prefix=              keeps what lies under a prefix from being evicted, or no longer; Pins
@@ -44,6 +45,8 @@ from stoker import errors
 OWN_PREFIX = "/-/"
 HOPS = "Stoker-Hops"
 HOPS_MAX = 2
+PROTOCOL = 1
+"""Of what servers of a fleet say to each other; those of another one do not use each other."""
 RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -99,13 +102,30 @@ class FleetMember(msgspec.Struct, frozen=True):
     zone: str = ""
 
 
+class MemberTrouble(msgspec.Struct, frozen=True):
+    """A member that a server does not use: why, and for how long already."""
+
+    name: str
+    why: str
+    since_s: float
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet as this server sees it. `down`: members that it could not reach lately."""
+    """The fleet as this server sees it. `down`: members that it does not use now; `troubles` says why.
+
+    `instance` is another one for each start of a server. `is_trusting`: whether it lets who asks do everything.
+    """
 
     name: str
     members: list[FleetMember]
     down: list[str] = []
     block_size_bytes: int = 4 * 1024 * 1024
+    troubles: list[MemberTrouble] = []
+    instance: str = ""
+    protocol: int = 1
+    is_trusting: bool = True
+    added: dict[str, BucketSpec] = {}
+    """Buckets that were added while servers ran; told to other servers only."""
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -125,10 +145,12 @@ class Pins(msgspec.Struct, frozen=True):
 
 class LoadRequest(msgspec.Struct, frozen=True):
     """Objects of one bucket to be held, on so many servers of the fleet (0: on as many as the bucket says). Nothing of
-    another bucket leaves for them."""
+    another bucket leaves for them, nor what came or was used in the last `age_s` seconds: since the load began that
+    this is a part of."""
 
     keys: list[str]
     replicas: int = 0
+    age_s: int = 0
 
 
 LOADED, HELD, PASSED, FAILED = "loaded", "held", "passed", "failed"
@@ -150,9 +172,10 @@ class LoadAnswer(msgspec.Struct, frozen=True):
 
 
 class HeldQuery(msgspec.Struct, frozen=True):
-    """Blocks of one bucket: key, version and number of each."""
+    """Blocks of one bucket: key, version and number of each. `age_s`: see LoadRequest."""
 
     blocks: list[tuple[str, str, int]]
+    age_s: int = 0
 
 
 class HeldAnswer(msgspec.Struct, frozen=True):
@@ -220,6 +243,15 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of the bucket with rules of their own; the longest prefix counts."""
 
 
+class BucketAdded(msgspec.Struct, frozen=True):
+    """A bucket that is there now. `missed`: servers of the fleet that could not be told, and will be; `refused`: why
+    others do not have it, by their names."""
+
+    spec: BucketSpec
+    missed: list[str] = []
+    refused: dict[str, str] = {}
+
+
 class Refreshed(msgspec.Struct, frozen=True):
     """How many pointers were dropped. `missed`: servers of the fleet that could not be told; what they know is good for
     no longer than the bucket's ttl."""
@@ -228,8 +260,17 @@ class Refreshed(msgspec.Struct, frozen=True):
     missed: list[str] = []
 
 
+class PrefixStatus(msgspec.Struct, frozen=True):
+    """A part of a bucket with rules of its own: what it takes of the disk, of which share (0: none of its own)."""
+
+    prefix: str
+    used_bytes: int
+    quota_bytes: int = 0
+    pinned: bool = False
+
+
 class BucketStatus(msgspec.Struct, frozen=True):
-    """Figures of one bucket since the server started."""
+    """Figures of one bucket since the server started, and how it is kept there."""
 
     name: str
     origin: str
@@ -249,6 +290,14 @@ class BucketStatus(msgspec.Struct, frozen=True):
     """Read from other servers of the fleet."""
     origin_hedges: int = 0
     """Second requests beside slow ones; they count as requests as well."""
+    used_bytes: int = 0
+    """What it takes of the disk, in whole pages: what quotas count."""
+    quota_bytes: int = 0
+    max_replicas: int = 1
+    ttl_s: float = 3600.0
+    prefixes: list[PrefixStatus] = []
+    """Those with a quota of their own, and those that are pinned."""
+    pins: list[str] = []
 
 
 class CacheStatus(msgspec.Struct, frozen=True):
@@ -271,6 +320,8 @@ class CacheStatus(msgspec.Struct, frozen=True):
     buckets: list[BucketStatus]
     notes: list[str] = []
     path_hits: int = 0
+    fleet: FleetStatus | None = None
+    """None: it is in none."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -64,6 +64,10 @@ class Metadata:
         been asked at the earliest."""
         return bucket.number, bucket.spec.ttl_s, self._not_before_s
 
+    def confirm_all(self) -> None:
+        """Have what is known confirmed before it is believed again: this server may not have been told to forget it."""
+        self._not_before_s = self._store.now_s() + 1
+
     def fresh(self, bucket: Bucket, key: str) -> Known | None:
         """What is known of a key, if nobody need be asked."""
         known = self._store.find(bucket.number, key)

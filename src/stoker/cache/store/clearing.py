@@ -8,8 +8,9 @@ drawn from each by chance.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from stoker._native import FileProblem, Piece
 from stoker.base.rng import Rng
@@ -22,6 +23,8 @@ from stoker.cache.store.large_files import LargeFiles
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 RETRY_S = 5.0
+DRAWS_MAX = 8
+"""So often pieces are drawn by chance where few of them may leave."""
 REWRITE_SHARE = 0.25
 """The part of the time that may go into writing segments anew."""
 
@@ -35,9 +38,20 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._rewrite_from = 0.0
+        self._loads: list[int] = []
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
         self.rewritten_bytes = 0
+
+    @contextlib.contextmanager
+    def loading(self, since_s: int) -> Iterator[None]:
+        """While a load is under way that began then, in the index's seconds: nothing that was written or used since
+        leaves for what is loaded, so that a load never pushes out what it has brought itself."""
+        self._loads.append(since_s)
+        try:
+            yield
+        finally:
+            self._loads.remove(since_s)
 
     async def make_room(self, lot: int, size_bytes: Callable[[], int], *, is_loading: bool = False) -> bool:
         """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
@@ -47,7 +61,10 @@ class Clearing:
                 return need.fits
             async with self._lock:
                 need = self._ask(lot, size_bytes(), is_loading=is_loading)
-                if not need.fits and not need.is_refused and not await self._give_up_one(need):
+                if need.fits or need.is_refused:
+                    continue
+                before_s = min(self._loads) if is_loading and self._loads else None
+                if not await self._give_up_one(need, before_s):
                     return False
 
     async def shrink(self) -> None:
@@ -115,17 +132,14 @@ class Clearing:
         leaving_bytes = self._held.files.sending.leaving_bytes()
         return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving, is_loading=is_loading)
 
-    async def _give_up_one(self, need: Need) -> bool:
-        """A segment, or a block. False if nothing of these lots can leave."""
+    async def _give_up_one(self, need: Need, before_s: int | None = None) -> bool:
+        """A segment, or a block; where `before_s` is said, only what was neither written nor used since. False if
+        nothing of these lots can leave."""
         held = self._held
         self._large.mend()
-        block = self._stalest(need, is_large=True)
-        packed = self._stalest(need, is_large=False)
-        number = held.segments.oldest(need.lots)
-        if number is None and (lot := held.segments.largest_open(need.lots)) is not None:
-            number = held.segments.seal(lot)
-            if number is not None:
-                held.files.finish(number)
+        block = self._stalest(need, before_s, is_large=True)
+        packed = self._stalest(need, before_s, is_large=False)
+        number = self._oldest(need, before_s)
         if block is not None and (number is None or packed is None or block[1] >= packed[1]):
             self.evicted_bytes += block[0].size_bytes
             self._large.lose(block[0], held.lot_of_piece(block[0]))
@@ -143,21 +157,39 @@ class Clearing:
         await self._leave(number, [pieces[i] for i in sorted(kept)])
         return True
 
-    def _stalest(self, need: Need, *, is_large: bool) -> tuple[Piece, float] | None:
+    def _oldest(self, need: Need, before_s: int | None) -> int | None:
+        """The segment that is to leave next; sealed, if it was not."""
+        held = self._held
+        if before_s is None:
+            number = held.segments.oldest(need.lots)
+            lot = held.segments.largest_open(need.lots) if number is None else None
+        else:
+            number = next(iter(held.segments.written_before(need.lots, before_s)), None)
+            is_open = number is not None and held.segments.is_open(number)
+            lot = held.segments.lot_of(number) if is_open and number is not None else None
+        if lot is not None and (number := held.segments.seal(lot)) is not None:
+            held.files.finish(number)
+        return number
+
+    def _stalest(self, need: Need, before_s: int | None, *, is_large: bool) -> tuple[Piece, float] | None:
         """Of some that were drawn by chance, the piece that was used longest ago, and how long."""
         held = self._held
         buckets = held.lots.buckets_of(need.lots)
         if not buckets:
             return None
-        drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
-        free = [
-            piece
-            for piece in drawn
-            if held.lot_of_piece(piece) in need.lots
-            and not (is_large and self._large.is_busy(piece.container))
-        ]
-        choice = stalest([Candidate(piece.used_s, self._copies(piece)) for piece in free], held.now_s())
-        return None if choice is None else (free[choice.position], choice.staleness_s)
+        for _ in range(1 if before_s is None else DRAWS_MAX):
+            drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
+            free = [
+                piece
+                for piece in drawn
+                if held.lot_of_piece(piece) in need.lots
+                and not (is_large and self._large.is_busy(piece.container))
+                and (before_s is None or piece.used_s < before_s)
+            ]
+            choice = stalest([Candidate(piece.used_s, self._copies(piece)) for piece in free], held.now_s())
+            if choice is not None:
+                return free[choice.position], choice.staleness_s
+        return None
 
     def _copies(self, piece: Piece) -> int:
         policy = self._held.lots[piece.bucket].lots[0].policy
