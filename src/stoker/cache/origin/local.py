@@ -118,7 +118,7 @@ class LocalOrigin:
 
     def _is_inside(self, key: str) -> bool:
         folder, _, name = key.rpartition("/")
-        if name in ("", ".", "..") or "\0" in key:
+        if name in ("", ".", "..") or "\0" in key or key.startswith("/"):
             return False
         known = self._inside.get(folder)
         if known is None:
