@@ -7,6 +7,7 @@ Everything else, and every read of a network file system, goes to a thread; larg
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import threading
@@ -101,6 +102,10 @@ class LocalOrigin:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise not_found(self.url, key) from error
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise not_found(
+                    self.url, key
+                ) from error  # and no failure, which would be counted against the origin
             return self._open_link(key, error)
 
     def _open_link(self, key: str, error: OSError) -> int:
@@ -116,7 +121,7 @@ class LocalOrigin:
 
     def _is_inside(self, key: str) -> bool:
         folder, _, name = key.rpartition("/")
-        if name in ("", ".", "..") or "\0" in key:
+        if name in ("", ".", "..") or "\0" in key or key.startswith("/"):
             return False
         known = self._inside.get(folder)
         if known is None:
@@ -217,6 +222,10 @@ class LocalOrigin:
                     found.append((name, entry))
         except (FileNotFoundError, NotADirectoryError):
             return iter(())
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return iter(())
+            raise
         found.sort(key=lambda pair: pair[0])
         return iter(found)
 
