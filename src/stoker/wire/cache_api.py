@@ -16,6 +16,7 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/fleet                                  FleetStatus
     POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
     POST /-/fetch/BUCKET                           HeldQuery -> HeldAnswer: the same, after fetching what it had not
+    GET  /-/summary                                what it holds, as `cache/summary.py` encodes it; for its fleet only
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
 HOPS_MAX it is answered from what is here or from the origin.
@@ -98,13 +99,24 @@ class FleetMember(msgspec.Struct, frozen=True):
     zone: str = ""
 
 
+class SummaryStatus(msgspec.Struct, frozen=True):
+    """The summary of what a member of the fleet held so long ago."""
+
+    name: str
+    blocks: int
+    size_bytes: int
+    age_s: float
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet as this server sees it. `down`: members that it could not reach lately."""
+    """The fleet as this server sees it. `down`: members that it could not reach lately. `summaries`: by what it counts
+    the copies of blocks, its own summary among them."""
 
     name: str
     members: list[FleetMember]
     down: list[str] = []
     block_size_bytes: int = 4 * 1024 * 1024
+    summaries: list[SummaryStatus] = []
 
 
 class Evicted(msgspec.Struct, frozen=True):

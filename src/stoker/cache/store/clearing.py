@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from stoker._native import FileProblem, Piece
 from stoker.base.rng import Rng
-from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, stalest
+from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, Choice, sifted_s, stalest
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
 from stoker.cache.segments import Placement
@@ -27,7 +27,7 @@ REWRITE_SHARE = 0.25
 
 
 class Clearing:
-    """Lives on the store's event loop. `copies_of` tells how many copies of a piece the fleet has."""
+    """Lives on the store's event loop. `copies_of` tells how many copies of a piece the fleet has; threads ask it."""
 
     def __init__(self, held: Holdings, large: LargeFiles, rng: Rng) -> None:
         self._held = held
@@ -126,7 +126,7 @@ class Clearing:
             number = held.segments.seal(lot)
             if number is not None:
                 held.files.finish(number)
-        if block is not None and (number is None or packed is None or block[1] >= packed[1]):
+        if block is not None and (number is None or packed is None or block[1].rank >= packed[1].rank):
             self.evicted_bytes += block[0].size_bytes
             self._large.lose(block[0], held.lot_of_piece(block[0]))
             return True
@@ -134,16 +134,25 @@ class Clearing:
             return False
         pieces = await self._pieces(number)
         has_time = held.now() >= self._rewrite_from
-        sifted = [
-            Sifted(piece.size_bytes, piece.used_s if self._copies(piece) == 1 else 0) for piece in pieces
-        ]
+        is_aware = held.room.lot(held.segments.lot_of(number)).policy == REPLICA_AWARE
+        are_copies_left = is_aware and packed is not None and packed[1].has_copies
+        sifted = await held.run(self._sift, pieces, are_copies_left)
         kept = set(held.segments.sift(number, sifted, has_time=has_time).kept)
         kept |= {i for i, piece in enumerate(pieces) if self._is_pinned(piece)}
         self.evicted_bytes += sum(piece.size_bytes for i, piece in enumerate(pieces) if i not in kept)
         await self._leave(number, [pieces[i] for i in sorted(kept)])
         return True
 
-    def _stalest(self, need: Need, *, is_large: bool) -> tuple[Piece, float] | None:
+    def _sift(self, pieces: Sequence[Piece], are_copies_left: bool) -> list[Sifted]:
+        """In a thread, as counting the copies of a whole segment takes a while."""
+        now_s = self._held.now_s()
+        candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in pieces]
+        return [
+            Sifted(piece.size_bytes, sifted_s(candidate, now_s, are_copies_left=are_copies_left))
+            for piece, candidate in zip(pieces, candidates, strict=True)
+        ]
+
+    def _stalest(self, need: Need, *, is_large: bool) -> tuple[Piece, Choice] | None:
         """Of some that were drawn by chance, the piece that was used longest ago, and how long."""
         held = self._held
         buckets = held.lots.buckets_of(need.lots)
@@ -157,7 +166,7 @@ class Clearing:
             and not (is_large and self._large.is_busy(piece.container))
         ]
         choice = stalest([Candidate(piece.used_s, self._copies(piece)) for piece in free], held.now_s())
-        return None if choice is None else (free[choice.position], choice.staleness_s)
+        return None if choice is None else (free[choice.position], choice)
 
     def _copies(self, piece: Piece) -> int:
         policy = self._held.lots[piece.bucket].lots[0].policy
