@@ -10,11 +10,11 @@ its blocks are derived, and from each the places in the filter by double hashing
 the version in it a copy of another version is none.
 
 Who may give up a copy because of another's: two servers that see each other's must not both do so. Hence the holders of
-a block stand in an order that all agree on (`comes_before`), and each counts only the copies of those that come before
-it. Whoever is first among the holders counts one copy, however old the summaries are, and so gives up what it holds
-only as it would a last copy. The block's owner comes first of all, because there the fleet looks for the block. To
-agree on the owner, servers must know the same members: a summary says among whom it was made (`membership`), and counts
-only for a server that knows the same.
+a block stand in an order that all agree on (`copies`), and each counts only the copies of those that come before it.
+Whoever is first among the holders counts one copy, however old the summaries are, and so gives up what it holds only as
+it would a last copy. The block's owner comes first of all, because there the fleet looks for the block. To agree on the
+owner, servers must know the same members: a summary says among whom it was made (`membership`), and counts only for a
+server that knows the same.
 
 What is left: what the first gives up after all, as the last copy that it is, others may count for as long as its
 summary lives; and of a hundred last copies that are not with their owner, one is taken for a further copy of each other
@@ -26,7 +26,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import NamedTuple
+
+import xxhash
 
 from stoker.base.rng import GOLDEN_GAMMA, MASK64, mix64
 from stoker.cache.maglev import Member
@@ -45,30 +46,25 @@ FILL_MAX = 0.75
 PERIOD_S_MAX = 3600
 _COUNTED_AT_ONCE = 64 * 1024
 _MAGIC = b"SKS1"
+_TWO = struct.Struct("!QQ")
 _HEADER = struct.Struct("!4s8sIIQQ")
 ENCODED_BYTES_MAX = BITS_BYTES_MAX + _HEADER.size
 
 
-class BlockHash(NamedTuple):
-    """A block, on every server the same two numbers of 64 bits."""
-
-    first: int
-    second: int
+BlockHash = tuple[int, int]
+"""A block, on every server the same two numbers of 64 bits."""
 
 
 def object_hash(bucket: str, key: str, version: str) -> BlockHash:
     """Of a version of an object; what its blocks' are derived from."""
-    text = blake2b(digest_size=16)
-    for part in (bucket, key, version):
-        data = part.encode("utf-8", "surrogatepass")
-        text.update(len(data).to_bytes(4, "big") + data)
-    return BlockHash(*struct.unpack("!QQ", text.digest()))
+    text = f"{len(bucket)},{len(key)},{bucket}{key}{version}".encode("utf-8", "surrogatepass")
+    return _TWO.unpack(blake2b(text, digest_size=16).digest())
 
 
 def block_hash(whole: BlockHash, block: int) -> BlockHash:
     """Of a block of the object with that hash."""
-    first = mix64(whole.first + block * GOLDEN_GAMMA)
-    return BlockHash(first, whole.second ^ (first >> 32 | first << 32) & MASK64)
+    first = mix64(whole[0] + block * GOLDEN_GAMMA)
+    return first, whole[1] ^ (first >> 32 | first << 32) & MASK64
 
 
 def membership(members: Iterable[Member], block_size_bytes: int) -> bytes:
@@ -80,22 +76,18 @@ def membership(members: Iterable[Member], block_size_bytes: int) -> bytes:
     return text.digest()
 
 
-def comes_before(block: BlockHash, one: str, other: str, owner: str | None) -> bool:
-    """Whether one member's copy of a block comes before another's: the owner's comes first, the others' by chance."""
-    if owner in (one, other):
-        return one == owner and other != owner
-    return _rank(block, one) < _rank(block, other)
-
-
 def copies(block: BlockHash, me: str, holders: Iterable[str], owner: str | None) -> int:
-    """How many copies of a block that this server holds it may count, its own included: those before it."""
-    return 1 + sum(comes_before(block, holder, me, owner) for holder in holders)
+    """How many copies of a block that this server holds it may count, its own included: those before it in the order
+    of all that may hold it. The owner's is the first, the others' follow by chance."""
+    if me == owner:
+        return 1
+    mine = _rank(block, me)
+    return 1 + sum(holder == owner or _rank(block, holder) < mine for holder in holders)
 
 
 def _rank(block: BlockHash, name: str) -> tuple[int, str]:
     """Rendezvous hashing (Thaler, Ravishankar, 1998)."""
-    text = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return mix64(block.first ^ int.from_bytes(text, "big")), name
+    return xxhash.xxh64_intdigest(name.encode("utf-8", "surrogatepass"), seed=block[0]), name
 
 
 class Summary:
@@ -130,7 +122,7 @@ class Summary:
         if self.blocks >= self._most or not isinstance(bits, bytearray):
             return False
         self.blocks += 1
-        size, place, step = self._size, block.first % self._size, block.second % self._size
+        size, place, step = self._size, block[0] % self._size, block[1] % self._size
         for _ in range(HASHES):
             bits[place >> 3] |= 1 << (place & 7)
             place += step
@@ -141,7 +133,7 @@ class Summary:
     def holds(self, block: BlockHash) -> bool:
         """Whether a block was held: always right where it was, wrong once in a hundred where it was not."""
         bits, size = self._bits, self._size
-        place, step = block.first % size, block.second % size
+        place, step = block[0] % size, block[1] % size
         for _ in range(HASHES):
             if not bits[place >> 3] >> (place & 7) & 1:
                 return False
