@@ -18,6 +18,7 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/fleet                                  FleetStatus
     POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
     POST /-/fetch/BUCKET                           HeldQuery -> HeldAnswer: the same, after fetching what it had not
+    GET  /-/summary                                what it holds, as `cache/summary.py` encodes it; for its fleet only
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
 HOPS_MAX it is answered from what is here or from the origin.
@@ -102,6 +103,15 @@ class FleetMember(msgspec.Struct, frozen=True):
     zone: str = ""
 
 
+class SummaryStatus(msgspec.Struct, frozen=True):
+    """The summary of what a member of the fleet held so long ago."""
+
+    name: str
+    blocks: int
+    size_bytes: int
+    age_s: float
+
+
 class MemberTrouble(msgspec.Struct, frozen=True):
     """A member that a server does not use: why, and for how long already."""
 
@@ -114,6 +124,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     """The fleet as this server sees it. `down`: members that it does not use now; `troubles` says why.
 
     `instance` is another one for each start of a server. `is_trusting`: whether it lets who asks do everything.
+    `summaries`: by what it counts the copies of blocks, its own summary among them.
     """
 
     name: str
@@ -126,6 +137,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     is_trusting: bool = True
     added: dict[str, BucketSpec] = {}
     """Buckets that were added while servers ran; told to other servers only."""
+    summaries: list[SummaryStatus] = []
 
 
 class Evicted(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.added import AddedBuckets
@@ -13,6 +14,7 @@ from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
+from stoker.cache.server.summaries import Summaries
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
     HELD_BLOCKS_MAX,
@@ -38,6 +40,7 @@ from stoker.wire.cache_api import (
 from stoker.wire.http import check_key, split_target
 
 REPLICAS_MAX = 100
+_PART_BYTES = 256 * 1024
 
 
 class HitFigures(NamedTuple):
@@ -71,6 +74,7 @@ class Admin:
         hits: FrontHits,
         keeping: Keeping,
         added: AddedBuckets,
+        summaries: Summaries,
         version: str,
         uptime_s: Callable[[], float],
         notes: Callable[[], list[str]],
@@ -79,6 +83,7 @@ class Admin:
         self._hits = hits
         self._keeping = keeping
         self._added = added
+        self._summaries = summaries
         self._version = version
         self._uptime_s = uptime_s
         self._notes = notes
@@ -100,7 +105,9 @@ class Admin:
                 is_trusting = request.principal.is_unrestricted
                 added = self._added.specs if is_trusting and hops_of(request) else {}
                 status = self._engine.fleet.status(is_trusting=is_trusting, added=added)
-                _reply(request, answer, status)
+                _reply(request, answer, replace(status, summaries=self._summaries.status()))
+            case "GET", "summary":
+                await self._summary(request, answer)
             case "POST", "held":
                 _reply(request, answer, self._held(request, name))
             case "POST", "fetch":
@@ -201,6 +208,15 @@ class Admin:
         query = _blocks(request)
         holds = self._engine.store.holds
         return HeldAnswer([holds(bucket.number, *block) for block in query.blocks])
+
+    async def _summary(self, request: Request, answer: Answer) -> None:
+        _needs_all(request)
+        data = memoryview(self._summaries.encoded())
+        answer.start(200, [("Content-Type", "application/octet-stream")], len(data))
+        for first in range(0, len(data), _PART_BYTES):
+            answer.data(data[first : first + _PART_BYTES])
+            await answer.drain()
+        answer.finish()
 
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))

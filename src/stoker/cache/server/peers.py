@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from stoker.cache.summary import ENCODED_BYTES_MAX
 from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
 from stoker.wire.cache_api import (
     HOPS,
@@ -105,6 +106,16 @@ class Peers:
         """Have a peer keep what lies under a prefix, or no longer."""
         method = "PUT" if is_pinned else "DELETE"
         return await self._call(url, method, target_below("pin", bucket, prefix), Pins, b"", hops=1)
+
+    async def summary(self, url: str) -> bytes:
+        """What a peer holds, encoded; see `cache/summary.py`."""
+        async with self._asked(url, "GET", "/-/summary", "", None) as (reader, head):
+            if (head.content_length or 0) > ENCODED_BYTES_MAX:
+                raise WireError(f"{url} sends a summary of {head.content_length} bytes, which none has")
+            said = await self._body(url, reader, head)
+        if head.status >= 400:
+            raise _failure(url, head, said)
+        return said
 
     async def _about(
         self, route: str, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0

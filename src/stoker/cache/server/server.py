@@ -29,6 +29,7 @@ from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.listening import connections_max, listen_tcp, listen_unix, raise_file_limit
 from stoker.cache.server.peers import Peers
+from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError
@@ -77,6 +78,9 @@ class ServerSettings:
     weight: int = 1
     """Its share of the fleet's blocks, beside the others'."""
 
+    summary_every_s: float = EVERY_S
+    """How often it tells the others what it holds, for `replica-aware` buckets."""
+
 
 @dataclass(frozen=True)
 class Listening:
@@ -105,6 +109,7 @@ class CacheServer:
         self._failure: BaseException | None = None
         self._trim: Trim | None = None
         self._added: AddedBuckets | None = None
+        self._summaries: Summaries | None = None
 
     async def start(self) -> Listening:
         """It may be cancelled; `stop` clears up in any case."""
@@ -126,11 +131,14 @@ class CacheServer:
             for listener in listeners:
                 listener.close()
             raise
-        self._start_front(engine, listeners)
+        self._summaries = Summaries(engine, self._clock, self._rng.fork(4), settings.summary_every_s)
+        engine.store.clearing.copies_of = self._summaries.copies
+        self._start_front(engine, self._summaries, listeners)
         self._trim = Trim(engine)
         self._trim.start()
         engine.fleet.on_late_join = self._has_joined_late
         engine.fleet.on_failure = self._fail
+        self._summaries.start()
         await engine.fleet.start()
         return Listening(endpoint, settings.unix_path, self._notes())
 
@@ -155,6 +163,8 @@ class CacheServer:
             self._ticker.cancel()
         if self._trim is not None:
             await self._trim.stop()
+        if self._summaries is not None:
+            await self._summaries.stop()
         if self._engine is not None:
             await self._engine.fleet.leave()
             await self._engine.close()
@@ -213,7 +223,7 @@ class CacheServer:
         rng = self._rng.fork(3)
         return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)
 
-    def _start_front(self, engine: Engine, listeners: Sequence[socket.socket]) -> None:
+    def _start_front(self, engine: Engine, summaries: Summaries, listeners: Sequence[socket.socket]) -> None:
         limits = FrontSettings()
         limits.connections_max = connections_max()
         self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
@@ -232,6 +242,7 @@ class CacheServer:
             hits,
             keeping,
             added,
+            summaries,
             SERVER_VERSION,
             lambda: self._clock.now() - self._started_at,
             self._notes,
