@@ -158,9 +158,9 @@ def run(world: World, test: Callable[[World], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize(("count", "size_bytes"), [(1200, 4000), (120, 50_000)])
+@pytest.mark.parametrize(("count", "size_bytes", "share"), [(1200, 4000, 0.05), (120, 50_000, 0.4)])
 def test_a_fleet_that_counts_copies_holds_more_and_asks_the_origin_less(
-    tmp_path: Path, count: int, size_bytes: int
+    tmp_path: Path, count: int, size_bytes: int, share: float
 ) -> None:
     # Half of all on each of three servers: all of it fits once, and half of it a second time.
     keys, found = [f"k{n}" for n in range(count)], []
@@ -182,7 +182,7 @@ def test_a_fleet_that_counts_copies_holds_more_and_asks_the_origin_less(
     (lru, lru_reads), (aware, aware_reads) = found
     assert lru < 0.85 * count
     assert aware > 0.95 * count
-    assert aware_reads < 0.3 * lru_reads, found
+    assert aware_reads < share * lru_reads, found
 
 
 def test_copies_are_counted_from_the_owner_on(tmp_path: Path) -> None:
