@@ -56,7 +56,7 @@ def main() -> int:
     if missing:
         print(f"fleet_scale: skipped, {missing}")
         return 0
-    rounds, seconds = (3, 3) if arguments.quick else (5, 8)
+    rounds, seconds = (3, 3) if arguments.quick else (5, 5)
     figures: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name, _network() as network, contextlib.ExitStack() as stack:
         folder = Path(name)
