@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from _common import interleaved, parser, report
 from _serving import Asker, rss_bytes, serve
 from _web import cpu_s
 
-from stoker._native import Files, Index
+from stoker._native import Files, Index, crc32c
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES as BLOCK_BYTES
 from stoker.cache.origin.open import open_origin
 from stoker.cache.segments import SEGMENT_BYTES_MAX, pages_bytes
@@ -163,7 +162,7 @@ def _packed(filling: _Filling, pieces: int) -> None:
             filling.file(container, SEGMENT_BYTES_MAX, b"" if number else data)
         filling.learn(number, PACKED_BYTES)
         filling.hold(
-            number, None, container, place * pages_bytes(PACKED_BYTES), 0 if number else zlib.crc32(data)
+            number, None, container, place * pages_bytes(PACKED_BYTES), 0 if number else crc32c(data)
         )
 
 
@@ -173,7 +172,7 @@ def _large(filling: _Filling, pieces: int, blocks: int = LARGE_BLOCKS) -> None:
         filling.file(number + 1, blocks * BLOCK_BYTES, b"" if number else data)
         filling.learn(number, blocks * BLOCK_BYTES)
         for block in range(blocks):
-            filling.hold(number, block, number + 1, 0, 0 if number or block else zlib.crc32(data))
+            filling.hold(number, block, number + 1, 0, 0 if number or block else crc32c(data))
 
 
 def _one_block(filling: _Filling, pieces: int) -> None:

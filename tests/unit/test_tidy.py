@@ -62,6 +62,7 @@ PURE = [
     "cache/limits.py",
     "cache/maglev.py",
     "cache/segments.py",
+    "cache/ahead.py",
     "cache/summary.py",
     "base/rng.py",
     "base/units.py",

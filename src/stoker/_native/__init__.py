@@ -15,6 +15,7 @@ from stoker._native._core import (
     Inflow,
     Name,
     Piece,
+    crc32c,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "Inflow",
     "Name",
     "Piece",
+    "crc32c",
 ]

@@ -1,5 +1,8 @@
 from collections.abc import Sequence
 
+def crc32c(data: bytes | bytearray | memoryview) -> int:
+    """The checksum of blocks: CRC-32C (Castagnoli), of the processor where it has one."""
+
 class FileProblem(OSError):
     """A file of the index cannot be used: its errno (0: it is not what it should be), and a message."""
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from stoker._native import FileProblem, Piece
+from stoker._native import FileProblem, Piece, crc32c
 from stoker.base.rng import Rng
 from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, Choice, sifted_s, staleness_s, stalest
 from stoker.cache.room import Need
@@ -312,7 +311,7 @@ class Clearing:
         for piece, placement in moves:
             try:
                 data = held.files.read(number, piece.offset, piece.size_bytes)
-                if zlib.crc32(data) != piece.crc:
+                if crc32c(data) != piece.crc:
                     continue
                 held.files.write(placement.segment, placement.offset, data)
                 held.index.move(piece, placement.segment, placement.offset)
