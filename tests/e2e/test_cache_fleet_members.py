@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,6 +191,7 @@ def test_of_two_servers_of_one_name_that_came_together_one_leaves(tmp_path: Path
         with (
             served(tmp_path / "1", {}, "--fleet", fleet, "--name", "x") as one,
             served(tmp_path / "2", {}, "--fleet", fleet, "--name", "x") as two,
+            served(tmp_path / "3", {}, "--fleet", fleet, "--name", "y") as third,
         ):
             if kind == "etcd":
                 etcd.start()
@@ -200,7 +202,14 @@ def test_of_two_servers_of_one_name_that_came_together_one_leaves(tmp_path: Path
             code, errors = left.finish()
             assert code == 2
             assert f"there is another server named 'x' at {stays.url}" in errors
-            wait_until(lambda: [member.url for member in fleet_at(stays.url).members] == [stays.url])
+            wanted = {"x": stays.url, "y": third.url}
+            time.sleep(1.5)  # until it has been heard that the other one left
+            for server in (stays, third):
+                wait_until(
+                    lambda server=server: (  # type: ignore[misc]
+                        {member.name: member.url for member in fleet_at(server.url).members} == wanted
+                    )
+                )
             assert stays.child.poll() is None
     finally:
         etcd.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -34,6 +34,7 @@ class Attending:
         self._rng = rng
         self._found = membership.members()
         self._known: dict[str, str] = {}
+        self._is_leaving = False
 
     @property
     def problem(self) -> str | None:
@@ -56,12 +57,15 @@ class Attending:
         async for found in self._found:
             members = [member for member in found if is_good(member)]
             await self._keep_name(members)
-            members = [self._me if self._is_claim(member) else member for member in members]
-            await self._vet(members)
-            yield members
+            others = [member for member in members if member.name != self._me.name]
+            await self._vet(others)
+            yield [*others, self._me]
 
     async def retire(self) -> None:
         """Own nothing any more; returns once the others can know."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
         self._me = msgspec.structs.replace(self._me, weight=0)
         try:
             async with asyncio.timeout(RETIRE_S):
@@ -91,9 +95,8 @@ class Attending:
             else:
                 return
 
-    async def _vet(self, members: Iterable[FleetMember]) -> None:
+    async def _vet(self, others: Sequence[FleetMember]) -> None:
         """Ask those who they are who were not asked yet."""
-        others = [member for member in members if member.name != self._me.name]
         new = [member for member in others if self._known.get(member.name) != member.url]
         await asyncio.gather(*(self._vetting.vet(member) for member in new))
         self._known = {member.name: member.url for member in others}
@@ -110,14 +113,16 @@ class Attending:
         return member.name == self._me.name and member.url != self._me.url and member.weight > 0
 
     async def _keep_name(self, members: list[FleetMember]) -> None:
-        """Stay the one of this name, or leave: two that came at the same time did not see each other, and the one with
-        the smaller URL stays. Raises ConfigError."""
-        if self._me.weight == 0 or not any(map(self._is_claim, members)):
+        """Stay a member, and the one of this name, or leave: two that came at the same time did not see each other, and
+        the one with the smaller URL stays. Raises ConfigError."""
+        is_there = any(member.name == self._me.name for member in members)
+        if self._is_leaving or (is_there and not any(map(self._is_claim, members))):
             return
         twin = await self._twin(members)
         if twin is not None and twin.url < self._me.url:
+            self._is_leaving = True
             raise twin_error(twin)
-        log.warning("the membership said that another server is %s: it is told again who is", self._me.name)
+        log.warning("the membership does not say that this server is %s: it is told again", self._me.name)
         await asyncio.sleep(RETRY_FIRST_S)
         with suppress(StokerError):
             await self._membership.announce(self._me)

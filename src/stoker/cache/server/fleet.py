@@ -248,8 +248,10 @@ class Fleet:
     def _has_ended(self, task: asyncio.Task[None]) -> bool:
         """Whether it was ended by something, which is said where it was not on purpose."""
         error = None if task.cancelled() else task.exception()
-        if error is not None:
+        if isinstance(error, StokerError):
             self.on_failure(error)
+        elif error is not None:
+            log.error("looking after the fleet ended by a defect", exc_info=error)
         return task.cancelled() or error is not None
 
     async def _watch(self, attending: Attending) -> None:
