@@ -177,9 +177,6 @@ def test_nothing_of_an_earlier_life_is_taken_for_fresh(folder: Folder, jump_s: f
     folder.live(story)
 
 
-@pytest.mark.xfail(
-    reason="of what was checked in the future nothing is known: metadata.py, _is_within", strict=True
-)
 @pytest.mark.parametrize("jump_s", BACK)
 def test_what_was_checked_in_the_future_serves_while_the_origin_is_down(
     folder: Folder, jump_s: float
@@ -198,22 +195,7 @@ def test_what_was_checked_in_the_future_serves_while_the_origin_is_down(
 
 
 @pytest.mark.parametrize("size_bytes", [10, 150_000])
-@pytest.mark.parametrize(
-    "jump_s",
-    [
-        *(
-            pytest.param(
-                jump_s,
-                marks=pytest.mark.xfail(
-                    reason="what was used in the future is kept until then: clearing.py, give_up_old",
-                    strict=True,
-                ),
-            )
-            for jump_s in BACK
-        ),
-        10 * HOURS,
-    ],
-)
+@pytest.mark.parametrize("jump_s", JUMPS)
 def test_what_is_kept_for_a_time_leaves_also_after_the_clock_was_set(
     tmp_path: Path, jump_s: float, size_bytes: int
 ) -> None:

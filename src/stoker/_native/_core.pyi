@@ -122,9 +122,15 @@ class Index:
     Opening and all that appends to the file raises FileProblem.
     """
 
-    def __init__(self, path: str, block_size_bytes: int) -> None: ...
+    def __init__(self, path: str, block_size_bytes: int, now_s: int = ...) -> None:
+        """`now_s`: what the file says of later is taken for just now, and was checked before: the clock was set back."""
+
     @property
     def replay(self) -> Replay: ...
+    @property
+    def is_of_later(self) -> bool:
+        """Whether the file told of times that are still to come."""
+
     def file_bytes(self) -> int: ...
     def memory_bytes(self) -> int: ...
     def __len__(self) -> int: ...

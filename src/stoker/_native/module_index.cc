@@ -97,7 +97,9 @@ void bind_index(py::module_& module) {
   });
   bind_records(module);
   py::class_<Index, std::shared_ptr<Index>>(module, "Index")
-      .def(py::init<const std::string&, uint32_t>(), py::arg("path"), py::arg("block_size_bytes"), release())
+      .def(py::init<const std::string&, uint32_t, uint32_t>(), py::arg("path"), py::arg("block_size_bytes"),
+           py::arg("now_s") = UINT32_MAX, release())
+      .def_property_readonly("is_of_later", &Index::is_of_later)
       .def_property_readonly("replay", &Index::replay)
       .def("file_bytes", &Index::file_bytes, release())
       .def("memory_bytes", &Index::memory_bytes, release())

@@ -56,8 +56,10 @@ class Metadata:
         self._buckets = buckets
         self._stats: Flights[_Stat, Known] = Flights(self._stat)
         self._lists = Lists()
-        # While this server was away the others may have been told to forget what it still knows.
-        self._not_before_s = 0 if fleet.is_single else store.now_s()
+        # While this server was away the others may have been told to forget what it still knows; and how old that is
+        # nobody knows where the clock was set.
+        is_trusted = fleet.is_single and not store.index.is_of_later
+        self._not_before_s = 0 if is_trusted else store.now_s()
 
     def rule(self, bucket: Bucket) -> tuple[int, float, int]:
         """What makes a hit of a bucket, for the front: its number, its ttl in seconds, and when the origin must have
