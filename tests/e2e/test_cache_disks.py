@@ -134,9 +134,6 @@ def test_a_disk_that_becomes_read_only_serves_what_it_holds_and_takes_no_more(
         wait_until_held(client, len(before) + len(after) + 1)
 
 
-@pytest.mark.xfail(
-    reason="an index that cannot be read is a defect for each block: store.py, has", strict=True
-)
 def test_a_disk_that_fails_is_passed_by(tmp_path: Path, disk: Disk) -> None:
     objects = some(tmp_path / "o", "k")
     with served(disk.path / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
