@@ -54,7 +54,9 @@ class Vetting:
         self._outages = {name: outage for name, outage in self._outages.items() if name in known}
 
     def lost(self, name: str, why: str) -> None:
-        """A member cannot be used."""
+        """A member cannot be used; who is none any more, since it was asked, is not spoken of."""
+        if all(member.name != name for member in self._view.members):
+            return
         now = self._clock.now()
         self._view.failed(name, now, self._rng)
         before = self._outages.get(name)
