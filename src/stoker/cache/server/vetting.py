@@ -52,11 +52,11 @@ class Vetting:
         """Only these are members now."""
         known = set(names)
         self._outages = {name: outage for name, outage in self._outages.items() if name in known}
+        for name in self._view.down() - known:
+            self._view.answered(name)
 
     def lost(self, name: str, why: str) -> None:
-        """A member cannot be used; who is none any more, since it was asked, is not spoken of."""
-        if all(member.name != name for member in self._view.members):
-            return
+        """A member cannot be used."""
         now = self._clock.now()
         self._view.failed(name, now, self._rng)
         before = self._outages.get(name)
