@@ -57,7 +57,8 @@ void Connection::on_ready(uint32_t events) {
   if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) is_readable_ = true;
   if (events & EPOLLOUT) is_writable_ = true;
   if (events & EPOLLRDHUP) ends_soon_ = true;
-  if (events & (EPOLLERR | EPOLLHUP)) is_lost_ = true;
+  // Once this side is shut, a peer that ends its own is no loss: what it sent before is still to be read.
+  if ((events & EPOLLERR) || ((events & EPOLLHUP) && !is_shut_)) is_lost_ = true;
 }
 
 // As much as can be done now, and as is fair. Events are edge-triggered: what is left undone here is asked for again.
@@ -106,6 +107,7 @@ bool Connection::receive(double now_s) {
   }
   if (got == 0) {
     has_ended_ = true;
+    if (state_ == State::body) state_ = State::ending;  // it will not be whole; what was answered before still goes out
     return state_ == State::head || (state_ == State::ending && unsent_bytes_);
   }
   if (got < static_cast<ssize_t>(sizeof buffer) && !ends_soon_) is_readable_ = false;

@@ -42,7 +42,7 @@ class CacheBack:
                 await self._object(request, answer)
         except UnsatisfiableRange as error:
             self._error(answer, "range", str(error))
-        except (StokerError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (StokerError, msgspec.DecodeError, UnicodeDecodeError) as error:
             if answer.has_started:
                 raise ConnectionAbortedError(str(error)) from error
             code = code_of(error) if isinstance(error, StokerError) else "bad_request"

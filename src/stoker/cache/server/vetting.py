@@ -50,9 +50,12 @@ class Vetting:
 
     def keep(self, names: Iterable[str]) -> None:
         """Only these are members now."""
-        known = set(names)
-        self._outages = {name: outage for name, outage in self._outages.items() if name in known}
-        for name in self._view.down() - known:
+        self.forget((self._outages.keys() | self._view.down()) - set(names))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These are no members any more."""
+        for name in names:
+            self._outages.pop(name, None)
             self._view.answered(name)
 
     def lost(self, name: str, why: str) -> None:
