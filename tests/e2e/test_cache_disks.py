@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cache.client.client import CacheClient
-from stoker.errors import CacheUnavailable
+from stoker.errors import ShortBody
 from stoker.wire.cache_api import CacheStatus
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served, wait_until_held
 
@@ -101,7 +101,7 @@ def read_all_in_the_end(server: ServerProcess, objects: dict[str, bytes]) -> Non
         try:
             read_all(server, objects)
             return
-        except CacheUnavailable:
+        except ShortBody:
             assert time.monotonic() < deadline
             time.sleep(0.1)
 

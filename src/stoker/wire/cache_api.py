@@ -392,6 +392,8 @@ def failure_of(status: int, body: bytes | bytearray) -> errors.StokerError:
     try:
         return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
     except msgspec.DecodeError:
+        if status == 503:
+            return errors.CacheUnavailable("the server is leaving, or has no room for more connections")
         return errors.WireError(f"the server answered {status}: {bytes(body[:200])!r}")
 
 

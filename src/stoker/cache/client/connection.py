@@ -11,6 +11,10 @@ from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
 _RECEIVE_BYTES = 256 * 1024
 
 
+class BrokenOff(ConnectionResetError):
+    """An answer that had begun was not ended."""
+
+
 class Endpoint:
     """Where a server listens: `http://host:port` or `unix:///path`. Raises ConfigError."""
 
@@ -103,7 +107,7 @@ class Connection:
         while have < size_bytes:
             received = self._socket.recv_into(view[have:])
             if not received:
-                raise ConnectionResetError("the server closed the connection in the middle of an object")
+                raise BrokenOff("the server closed the connection in the middle of an object")
             have += received
         return buffer
 

@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 
-from stoker.cache.client.connection import Connection, Endpoint
-from stoker.errors import CacheUnavailable, ConfigError
+from stoker.cache.client.connection import BrokenOff, Connection, Endpoint
+from stoker.errors import CacheUnavailable, ConfigError, ShortBody
 from stoker.wire.cache_api import MSGPACK, failure_of
 from stoker.wire.http import ResponseHead
 
@@ -103,6 +103,11 @@ class Transport:
                     connection.close()
                 # A kept connection that the server has closed meanwhile is no failure of the server.
                 failed += 0 if was_used and not isinstance(error, TimeoutError) else 1
+                if failed >= _TRIES and isinstance(error, BrokenOff):
+                    raise ShortBody(
+                        f"{self.endpoint.url} broke off its answer, and again: its origin failed meanwhile, or the "
+                        "object was overwritten; read it once more"
+                    ) from error
                 if failed >= _TRIES or isinstance(error, TimeoutError):
                     raise self._unavailable(error) from error
             except BaseException:
