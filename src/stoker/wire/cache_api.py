@@ -24,16 +24,21 @@ A frame is a kind (u8), a length (u32, big endian) and that many bytes. The fram
 then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
 voids the DATA frames of its key.
 
-The short circuit: a reader on the same machine may ask for paths in place of long records. One FOLDER frame
-(a StoreFolder in msgpack) then comes before all others, and a PLACE frame may stand for a key: the record's
-length (u32, big endian), where it begins (u64), and the path of a file below that folder. A file of that name never has
-other bytes there; it may be gone when the reader opens it, and the reader then asks again without places.
+The short circuit: a reader at a Unix socket may ask for descriptors in place of long records (DescriptorsWanted). A
+PLACE frame may then stand for a key: the record's length (u32, big endian), the number of a container (u32), and where
+in it the record begins (u64). The reader has a descriptor of that container from before, or is passed one, for reading
+only (SCM_RIGHTS, with any byte of the answer up to the DESCRIPTORS frame that announces it). A DESCRIPTORS frame has 8
+bytes that tell this run of the server from others, and for each container its number (u32), and its device (u64) and
+inode (u64), by which the reader knows which of the descriptors that came is which. Numbers hold for one run, in which
+none is used twice. What a PLACE frame points to never changes, though the server may have given it up. A reader that
+lacks a descriptor (it had too many open, or something in between lost it) asks again without. Kinds 3 and 4 named files
+by their paths once.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -51,14 +56,19 @@ FRAME = struct.Struct("!BI")
 FRAME_DATA = 0
 FRAME_LAST = 1
 FRAME_ERROR = 2
-FRAME_FOLDER = 3
-FRAME_PLACE = 4
-PLACE = struct.Struct("!IQ")
+FRAME_DESCRIPTORS = 5
+FRAME_PLACE = 6
+INSTANCE_BYTES = 8
+DESCRIPTOR = struct.Struct("!IQQ")
+PLACE = struct.Struct("!IIQ")
 
 READ_KEYS_MAX = 65536
 LOAD_KEYS_MAX = 1024
 HELD_BLOCKS_MAX = 4096
 LIST_LIMIT_MAX = 10_000
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -161,25 +171,24 @@ class HeldAnswer(msgspec.Struct, frozen=True):
     why: dict[int, str] = {}
 
 
-class ReadRequest(msgspec.Struct, frozen=True):
-    """Whole objects of one bucket, to be answered in this order.
+class DescriptorsWanted(msgspec.Struct, frozen=True):
+    """A reader takes places of objects of `from_bytes` and more, and `count_max` descriptors beside those it has.
 
-    `places_from_bytes`: objects of this size and more may be answered by PLACE frames; None if none may.
-    `had_bad_places`: the files that the server named for these keys were not there, or too short.
+    `held`: the 8 bytes of the run that passed them, and the numbers of their containers (u32, big endian), ascending;
+    or nothing.
     """
+
+    from_bytes: Count
+    count_max: Count
+    held: bytes = b""
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """Whole objects of one bucket, to be answered in this order; with `descriptors`, by PLACE frames where possible."""
 
     bucket: str
     keys: list[str]
-    places_from_bytes: int | None = None
-    had_bad_places: bool = False
-
-
-class StoreFolder(msgspec.Struct, frozen=True):
-    """The folder of a server's files. Device and inode tell a reader whether its own `path` is the same one."""
-
-    path: bytes
-    device: int
-    inode: int
+    descriptors: DescriptorsWanted | None = None
 
 
 class PrefixSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,7 +245,7 @@ class BucketStatus(msgspec.Struct, frozen=True):
     hit_bytes: int
     origin_bytes: int
     origin_requests: int
-    path_hits: int = 0
+    local_hits: int = 0
     origin_state: str = "closed"
     """`open`: the origin failed again and again and is left alone for a while; `probing`: one request goes to see."""
     origin_retries: int = 0
@@ -249,7 +258,7 @@ class BucketStatus(msgspec.Struct, frozen=True):
 class CacheStatus(msgspec.Struct, frozen=True):
     """Figures of one server since it started. `hits` and `misses` count objects asked for, not blocks.
 
-    `path_hits` are those of the hits that the reader was given a path for.
+    `local_hits` are those of the hits whose bytes the reader reads itself, from a descriptor that it was passed.
     """
 
     version: str
@@ -265,7 +274,7 @@ class CacheStatus(msgspec.Struct, frozen=True):
     origin_requests: int
     buckets: list[BucketStatus]
     notes: list[str] = []
-    path_hits: int = 0
+    local_hits: int = 0
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
