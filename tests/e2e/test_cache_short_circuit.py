@@ -20,7 +20,7 @@ from stoker.cache.client.descriptors import COUNT_MAX, Descriptor, Places
 from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import AccessDenied, ObjectNotFound
 from stoker.wire.cache_api import BucketSpec, PrefixSpec
-from tests.e2e.cache_helpers import fill, served, wait_until_held
+from tests.e2e.cache_helpers import ServerProcess, fill, served, wait_until_held
 
 pytestmark = pytest.mark.real
 TOKEN = "some-long-token"
@@ -150,6 +150,8 @@ def test_without_a_mode_the_socket_is_for_the_servers_user(tmp_path: Path) -> No
     path = tmp_path / "socket"
     with served(tmp_path / "cache", {"b": str(tmp_path)}, "--unix", str(path)):
         assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(AssertionError, match="--socket-mode is what chmod takes"):
+        ServerProcess("--dir", str(tmp_path), "--capacity", "1GB", "--socket-mode", "rw-rw-rw-")
 
 
 def test_what_the_server_gives_up_stays_right_and_is_let_go_of(

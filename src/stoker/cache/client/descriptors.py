@@ -18,7 +18,7 @@ from typing import NamedTuple
 from stoker.errors import WireError
 from stoker.wire.cache_api import DESCRIPTOR, INSTANCE_BYTES, DescriptorsWanted
 
-PLACES_FROM_BYTES = 24 * 1024
+PLACES_FROM_BYTES = 2 * 1024
 """From here on reading here is cheaper than bytes over a Unix socket."""
 COUNT_MAX = 128
 """What a process keeps, and what it takes with one answer."""
