@@ -11,11 +11,11 @@ JOBS ?= 3
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.installed
 # What tests start besides Python: programs, and the Debian packages that hold them.
-PROGRAMS := etcd ip iptables openssl
-PACKAGES := etcd-server iproute2 iptables openssl
+PROGRAMS := etcd faketime ip iptables nginx openssl
+PACKAGES := etcd-server faketime iproute2 iptables nginx-light openssl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check system sim bench soak chaos storm fix clean
+.PHONY: help demo test check system sim bench soak chaos storm fuzz fix clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */	/' | expand -t 10
@@ -64,14 +64,18 @@ check: $(STAMP)  ## ruff, mypy --strict, import-linter, tidy
 sim: $(STAMP)  ## seeded worlds against the shipping state machines: make sim SEED=1 WORLDS=10000
 	$(BIN)/python -m tests.sim.run --seed $(SEED) --worlds $(WORLDS)
 
-soak: $(STAMP)  ## long chaos: many seeded worlds for SECONDS (default 600)
+soak: $(STAMP)  ## long chaos: many seeded worlds for SECONDS (default 600), then as long mutated requests
 	$(BIN)/python -m tests.sim.run --seed $(SEED) --seconds $(or $(SECONDS),600)
+	$(BIN)/python -m tests.chaos.http_fuzz --seed $(SEED) --seconds $(or $(SECONDS),600)
 
 chaos: $(STAMP) system  ## faults on four test hosts against one run: make chaos SECONDS=600 SEED=1 [ARGS=--etcd]
 	$(BIN)/python -m tests.chaos.run --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)
 
 storm: $(STAMP)  ## faults on four cache servers and their origin under load: make storm SECONDS=600 SEED=1
 	$(BIN)/python -m tests.chaos.storm --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)
+
+fuzz: $(STAMP)  ## mutated requests against a cache server: make fuzz SECONDS=600 SEED=1 [ARGS="--only 17"]
+	$(BIN)/python -m tests.chaos.http_fuzz --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)
 
 bench: $(STAMP)  ## every benchmark, as one table of ratios
 	$(BIN)/python benchmarks/all.py $(ARGS)

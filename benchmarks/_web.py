@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ class Asked(NamedTuple):
 
     per_s: float
     requests: int
+    p50_s: float
+    p99_s: float
 
 
 def missing_tools() -> list[str]:
@@ -45,17 +47,26 @@ def missing_tools() -> list[str]:
     return [tool for tool in ("nginx", "wrk") if find(tool) is None]
 
 
-def wrk(url: str, seconds: int, connections: int, *headers: str) -> Asked:
-    """Ask as fast as that goes; every answer must be a good one."""
+def wrk(
+    url: str, seconds: int, connections: int, *headers: str, script: str = "", entry: Sequence[str] = ()
+) -> Asked:
+    """Ask as fast as that goes; every answer must be a good one. `script`: a file in Lua; `entry`: what stands before
+    the command."""
     program = find("wrk")
     assert program is not None
     named = [part for header in (f"Authorization: Bearer {TOKEN}", *headers) for part in ("-H", header)]
-    command = [program, "-t1", "--timeout", "30s", f"-c{connections}", f"-d{seconds}s", *named, url]
+    command = [*entry, program, "-t1", "--latency", "--timeout", "30s", f"-c{connections}", f"-d{seconds}s"]
+    command += [*named, *(["-s", script] if script else []), url]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rate, count = re.search(r"Requests/sec:\s+([0-9.]+)", text), re.search(r"(\d+) requests in", text)
-    if rate is None or count is None or "Non-2xx" in text or "Socket errors" in text:
+    p50, p99 = (re.search(rf"{part}%\s+([0-9.]+)(us|ms|s|m)\n", text) for part in (50, 99))
+    if not (rate and count and p50 and p99) or "Non-2xx" in text or "Socket errors" in text:
         raise RuntimeError(f"wrk on {url}:\n{text}")
-    return Asked(float(rate.group(1)), int(count.group(1)))
+    return Asked(float(rate.group(1)), int(count.group(1)), _seconds(p50), _seconds(p99))
+
+
+def _seconds(found: re.Match[str]) -> float:
+    return float(found.group(1)) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}[found.group(2)]
 
 
 @contextlib.contextmanager
@@ -74,12 +85,14 @@ def nginx(folder: Path) -> Iterator[tuple[str, int]]:
     try:
         deadline = time.monotonic() + 10
         while True:
+            # It listens before it has its worker.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
+                if worker := _child_of(server.pid):
+                    break
             if time.monotonic() > deadline:
                 raise RuntimeError("nginx did not start: " + (folder / "error.log").read_text())
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}", _child_of(server.pid)
+        yield f"http://127.0.0.1:{port}", worker
     finally:
         server.terminate()
         server.wait(10)
@@ -92,7 +105,8 @@ def cpu_s(pid: int) -> float:
 
 
 def _child_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    """0: there is none yet."""
+    return next(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()), 0)
 
 
 def find(tool: str) -> str | None:

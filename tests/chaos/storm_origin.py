@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 SMALL, LARGE = 300, 12
 SMALL_BYTES = (1, 500, 20_000, 300_000)
 LARGE_BYTES = 9_000_000
+LIE_BYTES = 1000
+PAGE_BYTES = 4096
 
 
 def names() -> list[str]:
@@ -19,15 +21,18 @@ def names() -> list[str]:
 
 
 def content(key: str, version: int) -> bytes:
-    """Every eight bytes tell of the key, the version and their place: no mixture of two looks like one."""
+    """Every page tells of the key, the version and its place: no mixture of two looks like one."""
     size = LARGE_BYTES if key.startswith("big/") else SMALL_BYTES[int(key[2:]) % len(SMALL_BYTES)]
-    stamp = hashlib.sha256(f"{key}@{version}".encode()).digest()
-    return (stamp * (size // len(stamp) + 1))[:size]
+    stamp = hashlib.sha256(f"{key}@{version}".encode()).digest()[:24]
+    pages = range(-(-size // PAGE_BYTES))
+    return b"".join((stamp + page.to_bytes(8, "big")) * (PAGE_BYTES // 32) for page in pages)[:size]
 
 
 class StormOrigin(ThreadingHTTPServer):
-    """`mood`: ok, slow, refusing (503), cutting (bodies end early). `reads` counts whole answers by key, version and
-    first byte."""
+    """`mood`: ok, slow, refusing (503), cutting (bodies end early), lying (objects are longer, as it says).
+
+    `requests` counts all that was asked, `reads` whole answers by key, version and first byte.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -39,6 +44,7 @@ class StormOrigin(ThreadingHTTPServer):
         self.versions = dict.fromkeys(names(), 0)
         self.reads: Counter[tuple[str, int, int]] = Counter()
         self.read_bytes = 0
+        self.requests = 0
 
     @property
     def url(self) -> str:
@@ -59,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        with self.server.lock:
+            self.server.requests += 1
         if self.server.mood == "refusing":
             self._say(503, b"<Error><Code>SlowDown</Code></Error>")
             return
@@ -82,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, key: str, version: int, tag: str) -> None:
         body, first, status = content(key, version), 0, 200
-        total = len(body)
+        total = len(body) + LIE_BYTES * (self.server.mood == "lying")
         asked = self.headers.get("Range")
         if asked:
             first, last = (int(n) for n in asked.removeprefix("bytes=").split("-"))
@@ -90,11 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{total}")
-        self.send_header("Content-Length", str(len(body)))
+        is_head = self.command == "HEAD"
+        self.send_header("Content-Length", str(total if is_head and status == 200 else len(body)))
         self.send_header("ETag", tag)
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.end_headers()
-        if self.command == "HEAD":
+        if is_head:
             return
         if self.server.mood == "cutting" and len(body) > 1:
             self.wfile.write(body[: len(body) // 2])

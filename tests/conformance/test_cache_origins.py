@@ -197,6 +197,16 @@ class TestS3(OriginConformance):
     def overwrite(self, origin: Origin, key: str, data: bytes) -> None:
         self.client.put_object(Bucket="ready", Key=f"{self.prefix}/{key}", Body=data)
 
+    def test_opening_is_one_request(self) -> None:
+        async def test(origin: Origin) -> None:
+            for key in ("a", "dir/b"):
+                before = origin.counters.requests
+                async with aclosing((await origin.open(key, 1000)).parts) as parts:
+                    assert [part async for part in parts]
+                assert origin.counters.requests == before + 1
+
+        self.run(test)
+
 
 class BadServer(ThreadingHTTPServer):
     """An S3 server with one object. `mischief` is given each request's number and what should be sent.

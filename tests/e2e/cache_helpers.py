@@ -29,11 +29,14 @@ except StokerError as error:
 
 
 class ServerProcess:
-    """`stoker cache serve` with these arguments."""
+    """`stoker cache serve` with these arguments. `files_max`: so many files it may open, where that is fewer."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, files_max: int | None = None
+    ) -> None:
+        limit = [] if files_max is None else ["prlimit", f"--nofile={files_max}:{files_max}"]
         self.child = subprocess.Popen(
-            [sys.executable, "-c", RUN_CLI, "cache", "serve", "--listen", "127.0.0.1:0", *arguments],
+            [*limit, sys.executable, "-c", RUN_CLI, "cache", "serve", "--listen", "127.0.0.1:0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,11 +61,17 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def served(
-    folder: Path, buckets: dict[str, str], *arguments: str, capacity: str = "1GB"
+    folder: Path,
+    buckets: dict[str, str],
+    *arguments: str,
+    capacity: str = "1GB",
+    environment: dict[str, str] | None = None,
+    files_max: int | None = None,
 ) -> Iterator[ServerProcess]:
     """A server that is stopped at the end, if it still runs."""
     options = [part for name, url in buckets.items() for part in ("--bucket", f"{name}={url}")]
-    server = ServerProcess("--dir", str(folder), "--capacity", capacity, *options, *arguments)
+    options += ["--dir", str(folder), "--capacity", capacity, *arguments]
+    server = ServerProcess(*options, environment=environment, files_max=files_max)
     try:
         yield server
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker._native import Files, Front, FrontSettings, Index
-from stoker.wire.cache_api import DESCRIPTOR, FRAME, FRAME_DESCRIPTORS, FRAME_LAST, INSTANCE_BYTES
+from stoker.wire.cache_batch import DESCRIPTOR, FRAME, FRAME_DESCRIPTORS, FRAME_LAST, INSTANCE_BYTES
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = pytest.mark.real

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -119,8 +120,49 @@ std::string back_answer(const std::string& method, const std::string& target, co
 
 const std::string PASS_HEAD = "HTTP/1.1 200 OK\r\nContent-Length: 88\r\n\r\n";
 
+// Blocks that come in while they are sent: each to whoever asks for it until the next is begun.
+class Coming {
+ public:
+  explicit Coming(Store& store) : store_(store) {}
+
+  std::shared_ptr<Inflow> newest() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!newest_ || newest_->filled() > 200000) unfinished_.push_back(newest_ = std::make_shared<Inflow>(300000));
+    return newest_;
+  }
+
+  void fill(std::atomic<bool>& done, uint64_t seed) {
+    const std::string bytes = content("large", 300000);
+    std::mt19937_64 chance(seed);
+    while (!done) {
+      std::vector<std::shared_ptr<Inflow>> filling;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        filling = unfinished_;
+      }
+      for (const auto& inflow : filling) {
+        const uint64_t at = inflow->filled();
+        CHECK(!inflow->take(bytes.data(), 300001 - at));
+        CHECK(inflow->take(bytes.data() + at, std::min<uint64_t>(300000 - at, chance() % 60000)));
+        if (inflow->filled() < 300000) continue;
+        int number = 0;
+        if (chance() % 4) inflow->keep(store_.files->open(2, number), 0);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        unfinished_.erase(std::find(unfinished_.begin(), unfinished_.end(), inflow));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(chance() % 3000));
+    }
+  }
+
+ private:
+  Store& store_;
+  std::mutex mutex_;
+  std::shared_ptr<Inflow> newest_;
+  std::vector<std::shared_ptr<Inflow>> unfinished_;
+};
+
 // Answers what the front hands over, some of it in pieces and late.
-void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t seed) {
+void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& done, uint64_t seed) {
   std::mt19937_64 chance(seed);
   while (!done) {
     pollfd waits{front.event_fd(), POLLIN, 0};
@@ -154,6 +196,12 @@ void be_the_back(Front& front, Store& store, std::atomic<bool>& done, uint64_t s
           CHECK(front.pass(event.connection, store.bucket, container, "before", "after"));
         const auto other = static_cast<uint16_t>(store.bucket + 1);
         CHECK(!front.pass(event.connection, other, 1, "", "") && !front.pass(event.connection, store.bucket, 99, "", ""));
+        front.finish(event.connection);
+      } else if (asked.target == "/data/coming") {
+        front.say(event.connection, "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", false);
+        const uint64_t half = chance() % 300000;
+        front.send_inflow(event.connection, coming.newest(), 0, half);
+        front.send_inflow(event.connection, coming.newest(), half, 300000 - half);
         front.finish(event.connection);
       } else if (asked.target == "/data/from-file") {
         int number = 0;
@@ -243,8 +291,11 @@ Request any_request(std::mt19937_64& chance) {
   const std::string token = "Authorization: Bearer secret-token\r\n";
   const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
   const std::string key = object.key, bytes = content(key, object.size);
-  switch (chance() % 10) {
+  switch (chance() % 11) {
     case 8: case 9: return batch_request("", "");
+    case 10:
+      return {"GET /data/coming HTTP/1.1\r\n" + token + "\r\n",
+              "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + content("large", 300000)};
     case 0: {
       const std::string body(chance() % 3 ? chance() % 100 : chance() % 100000, 'b');
       if (chance() % 2)
@@ -416,7 +467,8 @@ int main(int, char** argv) {
   Store store(".");
   FrontSettings settings;
   settings.threads = 2;
-  Front front(store.index, store.files, settings);
+  const auto held = std::make_shared<Front>(store.index, store.files, settings);
+  Front& front = *held;
   uint16_t port = 0;
   front.listen(listening(port));
   front.listen(listening_near());
@@ -427,7 +479,9 @@ int main(int, char** argv) {
   front.set_now(NOW);
   front.start();
   std::atomic<bool> done{false}, back_done{false};
-  std::thread back([&] { be_the_back(front, store, back_done, seed); });
+  Coming coming(store);
+  std::thread back([&] { be_the_back(front, store, coming, back_done, seed); });
+  std::thread filling([&] { coming.fill(back_done, seed + 1); });
   std::vector<std::thread> clients;
   for (uint64_t i = 0; i < 4; ++i) clients.emplace_back([&, i] { be_a_client(port, front.instance(), done, seed * 100 + i); });
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[3]));
@@ -445,6 +499,7 @@ int main(int, char** argv) {
   CHECK(front.figures().requests > 100);
   back_done = true;
   back.join();
+  filling.join();
   front.stop();
   // Its own two, those of its two loops, those that `files` keeps, and the index.
   CHECK(open_count() <= open_before + 1 + 4 + 2 + 2);

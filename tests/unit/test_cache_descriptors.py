@@ -14,7 +14,7 @@ import pytest
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.descriptors import COUNT_MAX, Descriptor, Descriptors, Places
 from stoker.errors import WireError
-from stoker.wire.cache_api import (
+from stoker.wire.cache_batch import (
     DESCRIPTOR,
     FRAME,
     FRAME_DESCRIPTORS,

@@ -12,7 +12,7 @@ from stoker.base.rng import Rng
 from stoker.cache.origin.memory import MemoryOrigin
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.budget import Budget
-from stoker.cache.server.engine import FETCHES_MAX, Engine
+from stoker.cache.server.engine import BEGINNINGS_MAX, FETCHES_MAX, Engine
 from stoker.cache.server.fetches import Ticket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
@@ -65,19 +65,19 @@ class World:
     def held_bytes(self) -> int:
         return sum(figures.size_bytes for figures in self.store.index.figures().values())
 
-    async def read(self, key: str = "k") -> bytes:
-        known = await self.engine.locate(self.bucket, key)
-        whole = b""
-        for index in range(-(-known.size_bytes // BLOCK)):
-            found = await self.engine.block(known, index)
-            if isinstance(found, Ticket):
-                try:
-                    whole += await found.whole() or await world_piece(self, known, index)
-                finally:
-                    found.leave()
-            else:
-                whole += await self.store.read(found)
-        return whole
+    async def read(self, key: str = "k", *, begins: bool = False) -> bytes:
+        known = await self.engine.locate(self.bucket, key, begins=begins)
+        count = -(-known.size_bytes // BLOCK)
+        return b"".join([await self.read_block(known, index) for index in range(count)])
+
+    async def read_block(self, known: Known, index: int) -> bytes:
+        found = await self.engine.block(known, index)
+        if not isinstance(found, Ticket):
+            return await self.store.read(found)
+        try:
+            return bytes(await found.whole() or await world_piece(self, known, index))
+        finally:
+            found.leave()
 
 
 async def world_piece(world: World, known: Known, index: int) -> bytes:
@@ -111,6 +111,101 @@ def test_two_hundred_readers_cost_one_read(tmp_path: Path) -> None:
         assert (world.memory.counters.bytes_read, world.memory.counters.requests) == (2500, 4)
 
     run(World(tmp_path), test)
+
+
+@pytest.mark.parametrize("size_bytes", [1, 999, BLOCK, 1001, 2500])
+def test_a_new_object_is_asked_for_and_read_in_one(tmp_path: Path, size_bytes: int) -> None:
+    async def story(world: World) -> None:
+        world.memory.put("new", b"x" * size_bytes)
+        readers = (world.read("new", begins=True) for _ in range(20))
+        assert await asyncio.gather(*readers) == [b"x" * size_bytes] * 20
+        await world.engine.settle()
+        assert world.memory.counters.requests == -(-size_bytes // BLOCK)
+        assert world.memory.counters.bytes_read == size_bytes
+        await world.read("new", begins=True)
+        assert world.memory.counters.bytes_read == size_bytes
+
+    run(World(tmp_path), story)
+
+
+def test_an_empty_object_is_begun_and_nothing_comes(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.memory.put("new", b"")
+        assert await world.read("new", begins=True) == b""
+        assert world.memory.counters.requests == 1
+
+    run(World(tmp_path), story)
+
+
+def test_a_beginning_that_fails_is_gone_on_with(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.memory.put("new", bytes(range(250)) * 10)
+        world.origin.stat_faults.append(OriginError("no"))
+        world.origin.faults.append(OriginError("no"))
+        assert await world.read("new", begins=True) == bytes(range(250)) * 10
+        world.memory.put("other", bytes(range(250)) * 4)
+        world.origin.cut_after_bytes = 700
+        assert await world.read("other", begins=True) == bytes(range(250)) * 4
+
+    run(World(tmp_path), story)
+
+
+def test_what_was_begun_and_left_is_stored(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.memory.put("new", bytes(2500))
+        known = await world.engine.locate(world.bucket, "new", begins=True)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await world.engine.settle()
+        assert world.store.has(known, 0)
+        assert not world.store.has(known, 1)
+        assert world.memory.counters.requests == 1
+
+    run(World(tmp_path), story)
+
+
+def test_many_beginnings_are_bounded_and_all_are_read(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        names = [f"n{n:03}" for n in range(3 * BEGINNINGS_MAX)]
+        for name in names:
+            world.memory.put(name, name.encode())
+        world.origin.delay_s = 0.01
+        read = await asyncio.gather(*(world.read(name, begins=True) for name in names))
+        assert read == [name.encode() for name in names]
+        assert world.memory.counters.requests <= 2 * len(names)
+
+    run(World(tmp_path, 10_000_000), story)
+
+
+def test_who_reads_on_finds_what_was_fetched_ahead(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        content = bytes(range(250)) * 160
+        world.memory.put("long", content)
+        world.origin.delay_s = 0.002
+        assert await world.read("long") == content
+        assert world.memory.counters.bytes_read == len(content)
+        await world.engine.settle()
+        known = await world.engine.locate(world.bucket, "k")
+        await world.read_block(known, 0)
+        await world.engine.settle()
+        assert not world.store.has(known, 1), "one block is no sign that more is wanted"
+
+    run(World(tmp_path, 10_000_000), story)
+
+
+@pytest.mark.parametrize("what", ["full", "off"])
+def test_nothing_is_fetched_ahead_that_cannot_be_kept(tmp_path: Path, what: str) -> None:
+    async def story(world: World) -> None:
+        world.memory.put("long", bytes(40_000))
+        known = await world.engine.locate(world.bucket, "long")
+        for index in range(3):
+            await world.read_block(known, index)
+        await asyncio.sleep(0.05)
+        await world.engine.settle()
+        assert world.memory.counters.bytes_read <= (3 if what == "off" else 3 + 4) * BLOCK
+
+    files = FullFiles if what == "full" else ContainerFiles
+    run(World(tmp_path, 10_000_000, files, read_ahead_streams=0 if what == "off" else 4), story)
 
 
 def test_readers_that_leave_disturb_nobody(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class FakeServers(Servers):
     def call(self, question: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
         return question(self)
 
-    def load(self, bucket: str, keys: list[str], *, replicas: int) -> list[LoadItem]:
+    def load(self, bucket: str, keys: list[str], *, replicas: int, age_s: int) -> list[LoadItem]:
         self.asked.append(keys)
         return self._load(keys)
 

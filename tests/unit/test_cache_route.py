@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +18,9 @@ from stoker.cache.fleet.static import StaticMembership
 from stoker.cache.maglev import Member
 from stoker.cache.route import FleetView
 from stoker.cache.server.lists import Lists
+from stoker.cache.server.vetting import refusal
 from stoker.errors import ConfigError
-from stoker.wire.cache_api import HOPS_MAX, FleetMember, ObjectInfo, ObjectPage
+from stoker.wire.cache_api import HOPS_MAX, PROTOCOL, FleetMember, FleetStatus, ObjectInfo, ObjectPage
 
 NAMES = [f"b/k{n}" for n in range(60)]
 
@@ -153,6 +155,21 @@ def test_members_meet_in_a_folder_and_are_gone_once_they_fall_silent(tmp_path: P
         await seen.aclose()
 
     asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_a_member_is_used_only_if_it_is_who_it_is_said_to_be() -> None:
+    said = FleetStatus("x", [], block_size_bytes=1000)
+    assert refusal(said, "x", 1000) == ""
+    for other, why in (
+        (msgspec.structs.replace(said, name="y"), "calls itself 'y'"),
+        (
+            msgspec.structs.replace(said, block_size_bytes=999),
+            "blocks have 999 bytes, and this server's 1000",
+        ),
+        (msgspec.structs.replace(said, protocol=PROTOCOL + 1), f"speaks version {PROTOCOL + 1}"),
+        (msgspec.structs.replace(said, is_trusting=False), "give all servers the same first token"),
+    ):
+        assert why in refusal(other, "x", 1000)
 
 
 def test_lists_are_bounded_and_dropped_by_prefix() -> None:

@@ -111,7 +111,7 @@ def test_a_segment_that_is_being_written_to_stays() -> None:
     assert segments.written_before([1], 6) == [first]
     assert segments.of_lots([1]) == [first, first + 1]
     segments.settle(first + 1)
-    assert segments.largest_open([1, 2]) == 1
+    assert segments.largest_open([1, 2]) == first + 1
     segments.set_lot(first + 1, 2)
     assert not segments.is_open(first + 1)
     assert segments.lot_of(first + 1) == 2
@@ -199,3 +199,30 @@ def test_hits_are_nearly_those_of_exact_recency(exponent: float, share: float) -
     assert hits >= 0.95 * hits_of_lru(requests, room)
     assert writes <= 2 * (len(requests) - hits), "at most one more write for each object that is fetched"
     assert KEPT_MAX == 0.5
+
+
+def test_what_is_placed_apart_shares_a_lot_and_no_segment() -> None:
+    segments = Segments(100, numbers())
+    first = segments.place(1, 40, 0).segment
+    apart = segments.place(1, 30, 0, is_apart=True)
+    assert apart.is_new
+    assert segments.growth_bytes(1, 40) == segments.growth_bytes(1, 40, is_apart=True) == 0
+    assert [segments.place(1, 40, 1).segment, segments.place(1, 30, 1, is_apart=True).segment] == [
+        first,
+        apart.segment,
+    ]
+    assert segments.lot_of(apart.segment) == 1
+    assert segments.place(1, 60, 2, is_apart=True).sealed == apart.segment
+    for number in (first, first, apart.segment, apart.segment, apart.segment + 1):
+        assert not segments.is_at_rest(number)
+        segments.settle(number)
+    assert segments.is_at_rest(apart.segment)
+    assert not segments.is_at_rest(first), "it is open"
+    assert segments.largest_open([1]) == first
+    segments.seal_segment(first)
+    segments.seal_segment(first)
+    assert segments.largest_open([1]) == apart.segment + 1
+    assert segments.seal(1) is None
+    segments.set_lot(apart.segment + 1, 2)
+    assert segments.largest_open([1, 2]) is None
+    assert [segments.oldest([1]), segments.oldest([2])] == [apart.segment, apart.segment + 1]

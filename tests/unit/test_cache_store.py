@@ -246,6 +246,52 @@ def test_quotas_and_pins_hold_against_others(tmp_path: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("size_bytes", [10_000, 300_000])
+def test_what_a_load_has_brought_does_not_leave_for_it(tmp_path: Path, size_bytes: int) -> None:
+    """Small objects lie in segments, large ones in blocks of their own."""
+
+    async def test() -> None:
+        twin = Twin(tmp_path, 6_000_000)
+        clearing, now_s = twin.store.clearing, twin.store.now_s
+
+        async def load(key: str) -> bool:
+            known = twin.store.learn(twin.numbers["a"], key, "v", size_bytes)
+            parts = [min(BLOCK, size_bytes - at) for at in range(0, size_bytes, BLOCK)]
+            stored = [
+                await twin.store.put(known, n, bytes(part), is_loading=True) for n, part in enumerate(parts)
+            ]
+            return all(stored)
+
+        def held(key: str) -> bool:
+            known = twin.store.find(twin.numbers["a"], key)
+            assert known is not None
+            return all(twin.store.has(known, n) for n in range(-(-size_bytes // BLOCK)))
+
+        number = 6_000_000 // size_bytes
+        with clearing.loading(now_s()):
+            for n in range(number // 2):
+                assert await load(f"old{n}")
+        twin.clock.time_s += 10
+        with clearing.loading(began_s := now_s()):
+            loaded = []
+            for n in range(2 * number):
+                with clearing.loading(now_s()):  # another load, of later
+                    twin.clock.time_s += 0.1
+                    if await load(f"new{n}"):
+                        loaded.append(f"new{n}")
+            assert began_s < now_s()
+            assert all(map(held, loaded)), "what it has brought is there"
+            assert len(loaded) > 0.8 * number, "what was there before has left"
+            assert not any(held(f"old{n}") for n in range(number // 2))
+        twin.clock.time_s += 10
+        with clearing.loading(now_s()):
+            assert await load("later"), "for the next load it may leave"
+        twin.check_room()
+        await twin.store.close()
+
+    run(test)
+
+
 def test_rules_that_come_later_count_what_is_there(tmp_path: Path) -> None:
     async def test() -> None:
         twin = Twin(tmp_path, 50_000_000)

@@ -62,6 +62,8 @@ PURE = [
     "cache/limits.py",
     "cache/maglev.py",
     "cache/segments.py",
+    "cache/ahead.py",
+    "cache/summary.py",
     "base/rng.py",
     "base/units.py",
     "base/ranges.py",

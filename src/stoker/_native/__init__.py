@@ -12,8 +12,22 @@ from stoker._native._core import (
     Front,
     FrontSettings,
     Index,
+    Inflow,
     Name,
     Piece,
+    crc32c,
 )
 
-__all__ = ["Container", "FileProblem", "Files", "Found", "Front", "FrontSettings", "Index", "Name", "Piece"]
+__all__ = [
+    "Container",
+    "FileProblem",
+    "Files",
+    "Found",
+    "Front",
+    "FrontSettings",
+    "Index",
+    "Inflow",
+    "Name",
+    "Piece",
+    "crc32c",
+]

@@ -1,5 +1,8 @@
 from collections.abc import Sequence
 
+def crc32c(data: bytes | bytearray | memoryview) -> int:
+    """The checksum of blocks: CRC-32C (Castagnoli), of the processor where it has one."""
+
 class FileProblem(OSError):
     """A file of the index cannot be used: its errno (0: it is not what it should be), and a message."""
 
@@ -119,9 +122,15 @@ class Index:
     Opening and all that appends to the file raises FileProblem.
     """
 
-    def __init__(self, path: str, block_size_bytes: int) -> None: ...
+    def __init__(self, path: str, block_size_bytes: int, now_s: int = ...) -> None:
+        """`now_s`: what the file says of later is taken for just now, and was checked before: the clock was set back."""
+
     @property
     def replay(self) -> Replay: ...
+    @property
+    def is_of_later(self) -> bool:
+        """Whether the file told of times that are still to come."""
+
     def file_bytes(self) -> int: ...
     def memory_bytes(self) -> int: ...
     def __len__(self) -> int: ...
@@ -235,6 +244,32 @@ class Figures:
     @property
     def connections(self) -> int: ...
 
+class InflowBytes:
+    """Memory of an inflow, which stays as it is while this lives."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Inflow:
+    """The bytes of a block while they come in: written once, from the start, and sent to many meanwhile."""
+
+    def __init__(self, size_bytes: int) -> None: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def filled(self) -> int: ...
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is in a file, and takes no memory any more."""
+
+    def view(self) -> InflowBytes:
+        """What is there by now; nothing once it is kept."""
+
+    def take(self, part: bytes | bytearray | memoryview) -> bool:
+        """The next bytes; False, and nothing is taken, if they are more than are missing."""
+
+    def keep(self, files: Files, container: int, offset: int) -> bool:
+        """All of it lies in a file by now: who is not done is sent the rest from there. False: it cannot be opened."""
+
 _Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
 _Wanted = tuple[int, int, bytes]
 
@@ -274,6 +309,9 @@ class Front:
         self, files: Files, connection: int, container: int, offset: int, size: int, before: bytes = b""
     ) -> bool:
         """`before`, and then a part of a file; False, and nothing is sent, if the file cannot be opened."""
+
+    def send_inflow(self, connection: int, inflow: Inflow, offset: int, size: int) -> bool:
+        """A part of what is still coming in, as it comes. If it never does, the connection has to be dropped."""
 
     def answer_batch(
         self,

@@ -64,7 +64,7 @@ void Connection::on_ready(uint32_t events) {
 Connection::Step Connection::advance(double now_s) {
   for (int turn = 0; turn < TURNS; ++turn) {
     if (is_lost_) return Step::close;
-    if (unsent_bytes_ && is_writable_ && !is_throttled_ && !flush(now_s)) return Step::close;
+    if (can_send() && !flush(now_s)) return Step::close;
     if (state_ == State::head && (closes_ || (has_ended_ && is_looked_at_))) state_ = State::ending;
     if (state_ == State::ending && unsent_bytes_ == 0) {
       if (has_ended_) return Step::close;
@@ -79,9 +79,10 @@ Connection::Step Connection::advance(double now_s) {
     else if (!wants_bytes() || !is_readable_) break;
     else if (!receive(now_s)) return Step::close;
   }
-  const bool can_send = unsent_bytes_ && is_writable_ && !is_throttled_;
-  return can_send || has_work() || (wants_bytes() && is_readable_) ? Step::again : Step::go_on;
+  return can_send() || has_work() || (wants_bytes() && is_readable_) ? Step::again : Step::go_on;
 }
+
+bool Connection::can_send() const { return unsent_bytes_ && is_writable_ && !is_throttled_ && !waits_for_inflow_; }
 
 bool Connection::has_work() const {
   return !is_looked_at_ && !closes_ && (state_ == State::head || state_ == State::body) && unsent_bytes_ < UNSENT_MAX;
@@ -238,7 +239,7 @@ void Connection::put(Piece piece) {
 }
 
 void Connection::put_text(std::string_view bytes, bool is_data) {
-  const bool goes_with_last = !out_.empty() && !out_.back().file && out_.back().is_data == is_data;
+  const bool goes_with_last = !out_.empty() && out_.back().is_text() && out_.back().is_data == is_data;
   if (!goes_with_last || out_.back().bytes.size() >= READ_SIZE) {
     put(Piece{std::string(bytes), nullptr, 0, bytes.size(), is_data});
     return;
@@ -251,11 +252,35 @@ void Connection::put_text(std::string_view bytes, bool is_data) {
 void Connection::say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing) {
   const uint64_t size = bytes.size();
   if (size < 4096 && !passing) put_text(bytes, is_data);
-  else put(Piece{std::move(bytes), nullptr, 0, size, is_data, std::move(passing)});
+  else put(Piece{std::move(bytes), nullptr, 0, size, is_data, nullptr, std::move(passing)});
 }
 
 void Connection::send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size) {
   put(Piece{{}, std::move(file), offset, size, true});
+}
+
+void Connection::send_inflow(std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size) {
+  put(Piece{{}, nullptr, offset, size, true, std::move(inflow)});
+}
+
+// How much of a piece is there, and its bytes if they are still coming in. One that was kept in a file meanwhile is sent
+// from there.
+uint64_t Connection::come_in(Piece& piece, std::shared_ptr<char[]>& bytes) {
+  while (piece.inflow) {
+    Inflow::View view = piece.inflow->view();
+    if (view.file) {
+      piece.file = std::move(view.file);
+      piece.offset += view.offset;
+      piece.inflow.reset();
+    } else if (view.filled > piece.offset) {
+      bytes = std::move(view.bytes);
+      return std::min(piece.size, view.filled - piece.offset);
+    } else if (piece.inflow->wait(front_.weak_from_this(), id_, piece.offset)) {
+      waits_for_inflow_ = true;
+      return 0;
+    }
+  }
+  return piece.size;
 }
 
 void Connection::wake() { is_throttled_ = false; }
@@ -268,7 +293,7 @@ uint64_t Connection::allowance(uint64_t wanted, double now_s) {
   return granted;
 }
 
-ssize_t Connection::send_piece(Piece& piece, bool more, uint64_t limit) {
+ssize_t Connection::send_piece(Piece& piece, const char* bytes, bool more, uint64_t limit) {
   if (piece.file) {
     auto offset = static_cast<off_t>(piece.offset);
     const ssize_t sent = ::sendfile(fd_, piece.file->fd, &offset, std::min(piece.size, limit));
@@ -276,10 +301,10 @@ ssize_t Connection::send_piece(Piece& piece, bool more, uint64_t limit) {
     return sent == 0 ? -1 : sent;
   }
   const size_t size = static_cast<size_t>(std::min(piece.size, limit));
-  const char* bytes = piece.bytes.data() + piece.offset;
+  const char* first = (bytes ? bytes : piece.bytes.data()) + piece.offset;
   const int flags = MSG_NOSIGNAL | (more ? MSG_MORE : 0);
-  if (!piece.passing) return ::send(fd_, bytes, size, flags);
-  const ssize_t sent = piece.passing->send(fd_, bytes, size, flags);
+  if (!piece.passing) return ::send(fd_, first, size, flags);
+  const ssize_t sent = piece.passing->send(fd_, first, size, flags);
   if (sent > 0) piece.passing.reset();
   return sent;
 }
@@ -291,12 +316,15 @@ bool Connection::flush(double now_s) {
   if (progress_s_ == 0) progress_s_ = now_s;
   while (!out_.empty() && turn && is_writable_) {
     Piece& piece = out_.front();
-    uint64_t limit = std::min(piece.size, turn);
+    std::shared_ptr<char[]> coming;
+    const uint64_t there = come_in(piece, coming);
+    if (there == 0) break;
+    uint64_t limit = std::min(there, turn);
     if (piece.is_data && (limit = allowance(limit, now_s)) == 0) {
       is_throttled_ = true;
       break;
     }
-    const ssize_t sent = send_piece(piece, out_.size() > 1, limit);
+    const ssize_t sent = send_piece(piece, coming.get(), out_.size() > 1 && there == piece.size, limit);
     if (piece.is_data && sent < static_cast<ssize_t>(limit)) {
       const uint64_t unused = limit - static_cast<uint64_t>(std::max<ssize_t>(sent, 0));
       rate_.give(unused);
@@ -352,7 +380,7 @@ Connection::Step Connection::on_tick(double now_s) {
   double since = since_s_;
   if (unsent_bytes_) {
     limit = limits.send_s;
-    if (progress_s_ == 0 || is_throttled_) progress_s_ = now_s;  // it was not tried yet, or held back here
+    if (progress_s_ == 0 || is_throttled_ || waits_for_inflow_) progress_s_ = now_s;  // it was held back here
     since = progress_s_;
   } else if (state_ == State::ending) {
     limit = LINGER_S;

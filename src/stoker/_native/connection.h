@@ -28,6 +28,9 @@ class Connection {
   // What the back says.
   void say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing = nullptr);
   void send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size);
+  void send_inflow(std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
+  // What it waits for has come in.
+  void go_on() { waits_for_inflow_ = false; }
   void finish(double now_s);
   void notify(uint64_t unsent_bytes_max);
   void drain();
@@ -51,7 +54,9 @@ class Connection {
     uint64_t offset = 0;  // of what is left
     uint64_t size = 0;
     bool is_data = false;
+    std::shared_ptr<Inflow> inflow{};
     std::shared_ptr<Passing> passing{};  // goes with its first byte
+    bool is_text() const { return !file && !inflow; }
   };
 
   bool wants_bytes() const;
@@ -66,7 +71,9 @@ class Connection {
   bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string head);
   void refuse(int status, const char* code, const std::string& message, double now_s);
   bool flush(double now_s);
-  ssize_t send_piece(Piece& piece, bool more, uint64_t limit);
+  bool can_send() const;
+  uint64_t come_in(Piece& piece, std::shared_ptr<char[]>& bytes);
+  ssize_t send_piece(Piece& piece, const char* bytes, bool more, uint64_t limit);
   uint64_t allowance(uint64_t wanted, double now_s);
   void put(Piece piece);
   void put_text(std::string_view bytes, bool is_data);
@@ -101,6 +108,7 @@ class Connection {
   TokenBucket rate_;
   bool is_throttled_ = false;
   bool is_starved_ = false;
+  bool waits_for_inflow_ = false;
 
   uint64_t rules_version_ = 0;
   std::shared_ptr<const Rules> rules_;

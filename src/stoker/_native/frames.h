@@ -1,4 +1,4 @@
-// The frames of a batch, as `wire/cache_api.py` has them.
+// The frames of a batch, as `wire/cache_batch.py` has them.
 #pragma once
 
 #include <cstdint>

@@ -117,6 +117,23 @@ bool Front::pass(uint64_t connection, uint16_t bucket, uint32_t container, std::
   return order(std::move(command));
 }
 
+bool Front::send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size) {
+  Command command;
+  command.kind = Command::Kind::inflow;
+  command.connection = connection;
+  command.inflow = std::move(inflow);
+  command.offset = offset;
+  command.size = size;
+  return order(std::move(command));
+}
+
+bool Front::wake(uint64_t connection) {
+  Command command;
+  command.kind = Command::Kind::wake;
+  command.connection = connection;
+  return order(std::move(command));
+}
+
 bool Front::finish(uint64_t connection) {
   Command command;
   command.kind = Command::Kind::finish;

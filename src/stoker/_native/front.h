@@ -17,6 +17,7 @@
 #include "access.h"
 #include "files.h"
 #include "index.h"
+#include "inflow.h"
 #include "limits.h"
 #include "passing.h"
 
@@ -73,7 +74,7 @@ struct HitFigures {
 struct Command;
 class Loop;
 
-class Front {
+class Front : public std::enable_shared_from_this<Front> {
  public:
   Front(std::shared_ptr<Index> index, std::shared_ptr<Files> files, const FrontSettings& settings);
   ~Front();
@@ -97,7 +98,11 @@ class Front {
   // A connection that is gone hears nothing; of that the back is told by an event.
   bool say(uint64_t connection, std::string bytes, bool is_data);
   bool send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size);
-  // Answers with all these objects, in frames (`wire/cache_api.py`), if each is here, fresh and of one piece; else nothing
+  // A part of what is still coming in, as it comes; if it never does, the connection has to be dropped.
+  bool send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
+  // What it waits for has come.
+  bool wake(uint64_t connection);
+  // Answers with all these objects, in frames (`wire/cache_batch.py`), if each is here, fresh and of one piece; else nothing
   // is said. Of those that the reader can read itself the place is named; it may read all of the bucket.
   Batch answer_batch(uint64_t connection, const std::vector<std::string>& keys, const BucketRule& rule,
                      const Wanted& wanted);

@@ -101,11 +101,14 @@ class Index {
   static constexpr size_t SHARDS = 64;
 
   // Opens or makes the file. Throws FileProblem.
-  explicit Index(const std::string& path, uint32_t block_size_bytes);
+  // `now_s`: what the file says of later is taken for just now, and was checked before; the clock was set back.
+  explicit Index(const std::string& path, uint32_t block_size_bytes, uint32_t now_s = UINT32_MAX);
   Index(const Index&) = delete;
 
   uint32_t block_size_bytes() const { return block_size_bytes_; }
   Replay replay() const { return replay_; }
+  // Whether the file told of times that are still to come.
+  bool is_of_later() const { return is_of_later_; }
   std::string path() const;
   uint64_t file_bytes() const;
   uint64_t memory_bytes() const;
@@ -238,6 +241,8 @@ class Index {
   void take(Kind kind, std::string_view body, uint64_t at);
   void take_object(std::string_view body, uint64_t at);
   void take_bucket(std::string_view body);
+  uint32_t used(uint32_t said_s);
+  uint32_t checked(uint32_t said_s);
   void write_anew();
   void copy_all();
   void begin_switch();
@@ -259,6 +264,8 @@ class Index {
   bool next_failed_ = false;
   bool switches_ = false;  // some shards' texts are in one file already, some still in the other
   std::string path_;
+  uint32_t opened_s_;
+  bool is_of_later_ = false;
   HashKey key_;
   Replay replay_;
   mutable std::mutex compaction_mutex_;  // taken before a shard's

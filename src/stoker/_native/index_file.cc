@@ -36,7 +36,8 @@ std::string bucket_body(uint16_t number, const std::string& name, const std::str
 
 }  // namespace
 
-Index::Index(const std::string& path, uint32_t block_size_bytes) : block_size_bytes_(block_size_bytes), path_(path) {
+Index::Index(const std::string& path, uint32_t block_size_bytes, uint32_t now_s)
+    : block_size_bytes_(block_size_bytes), path_(path), opened_s_(now_s) {
   struct stat about;
   if (::stat(path.c_str(), &about) == 0) expect(static_cast<uint64_t>(about.st_size));
   try {
@@ -85,8 +86,8 @@ void Index::take_object(std::string_view body, uint64_t at) {
   bucket_max_ = std::max(bucket_max_, record.bucket);
   object.text_at = at;
   object.size_bytes = record.size_bytes;
-  object.checked_s = record.checked_s;
-  object.used_s = record.used_s;
+  object.checked_s = checked(record.checked_s);
+  object.used_s = used(record.used_s);
   object.tag = record.tag;
   object.bucket = record.bucket;
   object.key_size = record.key_size;
@@ -94,7 +95,17 @@ void Index::take_object(std::string_view body, uint64_t at) {
   object.flags = record.flags & Object::ABSENT;
   count_object(shard, object, 1);
   if (record.has_piece && record.container)
-    set_piece(shard, number, WHOLE, record.container, record.offset, record.crc, record.used_s, false);
+    set_piece(shard, number, WHOLE, record.container, record.offset, record.crc, used(record.used_s), false);
+}
+
+uint32_t Index::used(uint32_t said_s) {
+  is_of_later_ |= said_s > opened_s_;
+  return std::min(said_s, opened_s_);
+}
+
+uint32_t Index::checked(uint32_t said_s) {
+  is_of_later_ |= said_s > opened_s_;
+  return std::min(said_s, opened_s_ - 1);
 }
 
 void Index::take(Kind kind, std::string_view body, uint64_t) {
@@ -106,7 +117,7 @@ void Index::take(Kind kind, std::string_view body, uint64_t) {
   LayoutRecord layout;
   BucketRecord bucket;
   HeldRecord held;
-  CheckedRecord checked;
+  CheckedRecord looked;
   GoneRecord gone;
   LostRecord lost;
   ContainerGoneRecord container;
@@ -126,10 +137,10 @@ void Index::take(Kind kind, std::string_view body, uint64_t) {
       const bool is_inside = held.block == WHOLE || uint64_t{held.block} * block_size_bytes_ < object.size_bytes;
       if (held.tag != object.tag || !is_inside || held.container == 0 || (object.flags & Object::ABSENT)) return;
       if (held.block == WHOLE || blocks_fit_)
-        set_piece(shard, number, held.block, held.container, held.offset, held.crc, held.used_s, false);
+        set_piece(shard, number, held.block, held.container, held.offset, held.crc, used(held.used_s), false);
     });
-  } else if (kind == Kind::checked && read_record(body, checked)) {
-    find(checked.id, [&](Shard& shard, uint32_t number) { shard.at(number).checked_s = checked.checked_s; });
+  } else if (kind == Kind::checked && read_record(body, looked)) {
+    find(looked.id, [&](Shard& shard, uint32_t number) { shard.at(number).checked_s = checked(looked.checked_s); });
   } else if (kind == Kind::gone && read_record(body, gone)) {
     find(gone.id, [&](Shard& shard, uint32_t number) { drop_object(shard, number); });
   } else if (kind == Kind::lost && read_record(body, lost)) {

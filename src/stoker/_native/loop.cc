@@ -249,6 +249,10 @@ void Loop::carry_out(Command& command, double now_s) {
   switch (command.kind) {
     case Command::Kind::say: connection.say(std::move(command.bytes), command.is_data, std::move(command.passing)); break;
     case Command::Kind::file: connection.send_file(std::move(command.file), command.offset, command.size); break;
+    case Command::Kind::inflow:
+      connection.send_inflow(std::move(command.inflow), command.offset, command.size);
+      break;
+    case Command::Kind::wake: connection.go_on(); break;
     case Command::Kind::parts:
       for (Part& part : command.parts) {
         connection.say(std::move(part.bytes), true, std::move(command.passing));

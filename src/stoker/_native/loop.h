@@ -39,11 +39,12 @@ struct Part {
 };
 
 struct Command {
-  enum class Kind { say, file, parts, finish, drop, notify, drain } kind = Kind::say;
+  enum class Kind { say, file, inflow, parts, wake, finish, drop, notify, drain } kind = Kind::say;
   uint64_t connection = 0;
   std::string bytes;
   bool is_data = false;
   std::shared_ptr<File> file;
+  std::shared_ptr<Inflow> inflow;
   uint64_t offset = 0;
   uint64_t size = 0;
   std::vector<Part> parts;

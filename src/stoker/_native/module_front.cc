@@ -60,9 +60,56 @@ bool send_file(Front& front, Files& files, uint64_t connection, uint32_t contain
   return front.send_file(connection, std::move(file), offset, size);
 }
 
+// Memory of an inflow that stays as it is while Python looks at it.
+struct InflowBytes {
+  std::shared_ptr<char[]> bytes;
+  uint64_t size;
+};
+
+std::string_view view_of(const py::buffer_info& view) {
+  if (view.itemsize != 1 || view.ndim != 1 || (view.size && view.strides[0] != 1))
+    throw py::value_error("only bytes that lie one after the other can be said");
+  return {static_cast<const char*>(view.ptr), static_cast<size_t>(view.size)};
+}
+
+void bind_inflow(py::module_& module) {
+  py::class_<InflowBytes>(module, "InflowBytes", py::buffer_protocol()).def_buffer([](InflowBytes& it) {
+    return py::buffer_info(reinterpret_cast<const uint8_t*>(it.bytes.get()), static_cast<py::ssize_t>(it.size));
+  });
+  py::class_<Inflow, std::shared_ptr<Inflow>>(module, "Inflow")
+      .def(py::init<uint64_t>(), py::arg("size_bytes"))
+      .def_property_readonly("size_bytes", &Inflow::size)
+      .def_property_readonly("filled", &Inflow::filled)
+      .def_property_readonly("is_kept", [](const Inflow& inflow) { return inflow.view().file != nullptr; })
+      .def("view",
+           [](const Inflow& inflow) {
+             Inflow::View view = inflow.view();
+             return InflowBytes{view.bytes, view.bytes ? view.filled : 0};
+           })
+      .def(
+          "take",
+          [](Inflow& inflow, const py::buffer& part) {
+            const py::buffer_info info = part.request();
+            const std::string_view bytes = view_of(info);
+            return inflow.take(bytes.data(), bytes.size());
+          },
+          py::arg("part"))
+      .def(
+          "keep",
+          [](Inflow& inflow, Files& files, uint32_t container, uint64_t offset) {
+            int number = 0;
+            std::shared_ptr<File> file = files.open(container, number);
+            if (!file) return false;
+            inflow.keep(std::move(file), offset);
+            return true;
+          },
+          py::arg("files"), py::arg("container"), py::arg("offset"));
+}
+
 }  // namespace
 
 void bind_front(py::module_& module) {
+  bind_inflow(module);
   py::class_<Files, std::shared_ptr<Files>>(module, "Files")
       .def(py::init<std::string, size_t>(), py::arg("folder"), py::arg("open_max"))
       .def("path", &Files::path, py::arg("container"))
@@ -90,7 +137,7 @@ void bind_front(py::module_& module) {
       .def_readonly("sent_bytes", &Figures::sent_bytes)
       .def_readonly("timed_out", &Figures::timed_out)
       .def_readonly("connections", &Figures::connections);
-  py::class_<Front>(module, "Front")
+  py::class_<Front, std::shared_ptr<Front>>(module, "Front")
       .def(py::init<std::shared_ptr<Index>, std::shared_ptr<Files>, const FrontSettings&>(), py::arg("index"),
            py::arg("files"), py::arg("settings"))
       .def("listen", &Front::listen, py::arg("fd"))
@@ -104,14 +151,14 @@ void bind_front(py::module_& module) {
       .def(
           "say",
           [](Front& front, uint64_t connection, const py::buffer& bytes, bool is_data) {
-            const py::buffer_info view = bytes.request();
-            if (view.itemsize != 1 || view.ndim != 1 || (view.size && view.strides[0] != 1))
-              throw py::value_error("only bytes that lie one after the other can be said");
-            return front.say(connection, {static_cast<const char*>(view.ptr), static_cast<size_t>(view.size)}, is_data);
+            const py::buffer_info info = bytes.request();
+            return front.say(connection, std::string(view_of(info)), is_data);
           },
           py::arg("connection"), py::arg("bytes"), py::arg("is_data") = false)
       .def("send_file", &send_file, py::arg("files"), py::arg("connection"), py::arg("container"), py::arg("offset"),
            py::arg("size"), py::arg("before") = "", release())
+      .def("send_inflow", &Front::send_inflow, py::arg("connection"), py::arg("inflow"), py::arg("offset"),
+           py::arg("size"))
       .def(
           "answer_batch",
           [](Front& front, uint64_t connection, const std::vector<std::string>& keys, const BucketOf& bucket,

@@ -76,6 +76,17 @@ void bind_records(py::module_& module) {
 }  // namespace
 
 void bind_index(py::module_& module) {
+  module.def(
+      "crc32c",
+      [](const py::buffer& data) {
+        const py::buffer_info info = data.request();
+        if (info.ndim != 1 || (info.size && info.strides[0] != info.itemsize))
+          throw py::value_error("only bytes that lie one after the other have a checksum");
+        const auto size = static_cast<size_t>(info.size * info.itemsize);
+        const py::gil_scoped_release unlocked;
+        return crc32c(info.ptr, size);
+      },
+      py::arg("data"));
   static py::exception<FileProblem> file_problem(module, "FileProblem", PyExc_OSError);
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
@@ -86,7 +97,9 @@ void bind_index(py::module_& module) {
   });
   bind_records(module);
   py::class_<Index, std::shared_ptr<Index>>(module, "Index")
-      .def(py::init<const std::string&, uint32_t>(), py::arg("path"), py::arg("block_size_bytes"), release())
+      .def(py::init<const std::string&, uint32_t, uint32_t>(), py::arg("path"), py::arg("block_size_bytes"),
+           py::arg("now_s") = UINT32_MAX, release())
+      .def_property_readonly("is_of_later", &Index::is_of_later)
       .def_property_readonly("replay", &Index::replay)
       .def("file_bytes", &Index::file_bytes, release())
       .def("memory_bytes", &Index::memory_bytes, release())

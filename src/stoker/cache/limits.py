@@ -56,6 +56,10 @@ class Pace:
         self._free_at += amount / self._rate
         return max(0.0, delay)
 
+    def is_late(self, now: float) -> bool:
+        """Whether more was asked for than may have been by now."""
+        return self._rate > 0 and self._free_at > now
+
     def give_back(self, amount: float) -> None:
         """What was counted was not asked for."""
         if self._rate > 0:

@@ -4,7 +4,8 @@ Objects are appended to the open segment of their lot (a bucket, or a part of on
 is full is sealed and never changes again. Room is made by giving up the oldest sealed segment: what was used since it
 was written gets a second chance in the open segment (the most recently used of it, up to KEPT_MAX of a segment), the
 rest is gone, the file is unlinked. That is CLOCK (Corbato 1968) over segments: no list of recency is kept, and nothing
-is written in place.
+is written in place. What is written anew may be placed apart from newcomers: where last copies are to outlive copies,
+their segments are then seldom the ones that leave.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class Sifting(NamedTuple):
 
 
 class _Segment:
-    __slots__ = ("filled_bytes", "lot", "writes", "written_s")
+    __slots__ = ("filled_bytes", "lot", "stream", "writes", "written_s")
 
-    def __init__(self, lot: int, filled_bytes: int, written_s: int) -> None:
+    def __init__(self, lot: int, stream: int, filled_bytes: int, written_s: int) -> None:
         self.lot = lot
+        self.stream = stream
         self.filled_bytes = filled_bytes
         self.written_s = written_s
         self.writes = 0
@@ -79,7 +81,7 @@ class Segments:
             raise ValueError(f"a segment has at least one byte, not {segment_bytes}")
         self._segment_bytes = segment_bytes
         self._next_number = next_number
-        self._open: dict[int, int] = {}
+        self._open: dict[int, int] = {}  # by stream: see _stream
         self._segments: OrderedDict[int, _Segment] = OrderedDict()
 
     def __len__(self) -> int:
@@ -103,8 +105,7 @@ class Segments:
 
     def set_lot(self, number: int, lot: int) -> None:
         """Count it with another lot. One that is open is sealed."""
-        if self.is_open(number):
-            self.seal(self._segments[number].lot)
+        self.seal_segment(number)
         self._segments[number].lot = lot
 
     def of_lots(self, lots: Iterable[int]) -> list[int]:
@@ -115,32 +116,39 @@ class Segments:
     def is_open(self, number: int) -> bool:
         """Whether it is still written to."""
         segment = self._segments.get(number)
-        return segment is not None and self._open.get(segment.lot) == number
+        return segment is not None and self._open.get(segment.stream) == number
+
+    def is_at_rest(self, number: int) -> bool:
+        """Whether it is sealed and nothing is being written to it: it may leave."""
+        segment = self._segments.get(number)
+        return segment is not None and self._is_at_rest(number, segment)
 
     def adopt(self, number: int, lot: int, size_bytes: int, written_s: int) -> None:
         """Take in a segment from before; sealed, and the oldest first."""
-        self._segments[number] = _Segment(lot, size_bytes, written_s)
+        self._segments[number] = _Segment(lot, lot, size_bytes, written_s)
 
-    def growth_bytes(self, lot: int, size_bytes: int) -> int:
+    def growth_bytes(self, lot: int, size_bytes: int, *, is_apart: bool = False) -> int:
         """By how much the lot's files grow when an object of this size is placed now."""
-        return self._offset(lot, size_bytes)[1]
+        return self._offset(_stream(lot, is_apart), size_bytes)[1]
 
-    def place(self, lot: int, size_bytes: int, now_s: int) -> Placement:
-        """Where an object goes whose room was taken. One that is larger than a segment has one of its own.
+    def place(self, lot: int, size_bytes: int, now_s: int, *, is_apart: bool = False) -> Placement:
+        """Where an object goes whose room was taken. One that is larger than a segment has one of its own. `is_apart`:
+        into other segments than those that are not.
 
         Every placement is settled once it is written, or was not.
         """
         sealed: int | None = None
-        offset, _ = self._offset(lot, size_bytes)
-        number = self._open.get(lot)
+        stream = _stream(lot, is_apart)
+        offset, _ = self._offset(stream, size_bytes)
+        number = self._open.get(stream)
         if number is not None and offset == 0:
-            sealed = self.seal(lot)
-            number = None
+            self.seal_segment(number)
+            sealed, number = number, None
         is_new = number is None
         if number is None:
             number = self._next_number()
-            self._segments[number] = _Segment(lot, 0, now_s)
-            self._open[lot] = number
+            self._segments[number] = _Segment(lot, stream, 0, now_s)
+            self._open[stream] = number
         segment = self._segments[number]
         segment.filled_bytes = offset + size_bytes
         segment.written_s = now_s
@@ -154,17 +162,23 @@ class Segments:
             segment.writes -= 1
 
     def seal(self, lot: int) -> int | None:
-        """Write no more to the lot's open segment; its number."""
+        """Write no more to the lot's open segment (not to what is placed apart); its number."""
         number = self._open.pop(lot, None)
         if number is not None:
             self._segments.move_to_end(number)
         return number
 
+    def seal_segment(self, number: int) -> None:
+        """Write no more to this one, if it is open."""
+        if self.is_open(number):
+            del self._open[self._segments[number].stream]
+            self._segments.move_to_end(number)
+
     def remove(self, number: int) -> int:
         """Its file is gone; how many bytes it had."""
         segment = self._segments.pop(number)
-        if self._open.get(segment.lot) == number:
-            del self._open[segment.lot]
+        if self._open.get(segment.stream) == number:
+            del self._open[segment.stream]
         return segment.size_bytes
 
     def oldest(self, lots: Iterable[int] | None = None) -> int | None:
@@ -176,13 +190,14 @@ class Segments:
         return None
 
     def largest_open(self, lots: Iterable[int]) -> int | None:
-        """The lot of these whose open segment has the most in it; None if none has an open one that is at rest."""
+        """Of the open segments of these lots that are at rest, the one with the most in it; None if there is none."""
+        among = set(lots)
         sizes = {
-            lot: segment.size_bytes
-            for lot in lots
-            if (number := self._open.get(lot)) is not None and not (segment := self._segments[number]).writes
+            number: segment.size_bytes
+            for number in self._open.values()
+            if (segment := self._segments[number]).lot in among and not segment.writes
         }
-        return max(sizes, key=lambda lot: sizes[lot]) if sizes else None
+        return max(sizes, key=lambda number: sizes[number]) if sizes else None
 
     def written_before(self, lots: Iterable[int], written_s: int) -> list[int]:
         """Segments of these lots to which nothing was written since."""
@@ -221,11 +236,11 @@ class Segments:
         return None if best is None else best[1]
 
     def _is_at_rest(self, number: int, segment: _Segment) -> bool:
-        return self._open.get(segment.lot) != number and not segment.writes
+        return self._open.get(segment.stream) != number and not segment.writes
 
-    def _offset(self, lot: int, size_bytes: int) -> tuple[int, int]:
-        """Where in its segment the lot's next object goes, and by how much files grow; 0: into a new one."""
-        number = self._open.get(lot)
+    def _offset(self, stream: int, size_bytes: int) -> tuple[int, int]:
+        """Where in its segment the stream's next object goes, and by how much files grow; 0: into a new one."""
+        number = self._open.get(stream)
         if number is not None:
             segment = self._segments[number]
             offset = segment.filled_bytes
@@ -234,3 +249,8 @@ class Segments:
             if offset + size_bytes <= self._segment_bytes:
                 return offset, pages_bytes(offset + size_bytes) - segment.size_bytes
         return 0, pages_bytes(size_bytes)
+
+
+def _stream(lot: int, is_apart: bool) -> int:
+    """What shares an open segment: all of a lot but for what is placed apart."""
+    return ~lot if is_apart else lot

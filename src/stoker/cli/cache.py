@@ -15,7 +15,7 @@ from stoker.base.ids import check_name
 from stoker.base.units import parse_size_bytes
 from stoker.cache.fleet.open import parse_member
 from stoker.cache.maglev import WEIGHT_MAX
-from stoker.cache.server.admin import check_bucket
+from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.listening import OWN_USER_MODE
 from stoker.cache.server.server import Listening, ServerSettings, serve
 from stoker.cli.cache_ask import add_questions

@@ -26,7 +26,7 @@ from stoker.cli.cache_options import (
 )
 from stoker.cli.job_view import clean
 from stoker.errors import EXIT_FAILED, EXIT_OK, ConfigError, ObjectNotFound
-from stoker.wire.cache_api import LIST_LIMIT_MAX, CacheStatus, FleetStatus, ObjectInfo, Pins
+from stoker.wire.cache_api import LIST_LIMIT_MAX, BucketStatus, CacheStatus, FleetStatus, ObjectInfo, Pins
 
 _PREFIX = "stoker://BUCKET or stoker://BUCKET/PREFIX"
 
@@ -104,13 +104,16 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
         if asked
         else "  nothing read yet",
     ]
-    lines += [] if fleet is None else [f"  {describe_fleet(fleet)}"]
-    lines += [
-        f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
-        f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
-        f"requests  {bucket.origin}"
-        for bucket in status.buckets
-    ]
+    if fleet is not None:
+        lines.append(f"  {describe_fleet(fleet)}")
+        lines += [f"  {line}" for line in describe_troubles(fleet)]
+    for bucket in status.buckets:
+        lines.append(
+            f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
+            f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
+            f"requests  {bucket.origin}"
+        )
+        lines += [f"    {clean(line)}" for line in describe_rules(bucket)]
     lines += [
         f"  {bucket.name}: its origin has failed again and again, and is left alone for a while"
         for bucket in status.buckets
@@ -120,11 +123,40 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
     return "\n".join(lines)
 
 
+def describe_rules(bucket: BucketStatus) -> list[str]:
+    """How a bucket is kept, and what of its quotas is used, a line for it and for each part with rules of its own."""
+    number = bucket.max_replicas
+    copies = (
+        f"at most {number} cop{'y' if number == 1 else 'ies'}" if number else "a copy wherever it is read"
+    )
+    taken = _taken(bucket.used_bytes, bucket.quota_bytes) or "no quota"
+    lines = [f"{taken}, {copies}, ttl {format_duration(bucket.ttl_s)}"]
+    for part in bucket.prefixes:
+        said = [_taken(part.used_bytes, part.quota_bytes) or f"takes {format_bytes(part.used_bytes)}"]
+        lines.append(f"{part.prefix}: {', '.join(said + ['pinned'] * part.pinned)}")
+    return lines
+
+
+def _taken(used_bytes: int, quota_bytes: int) -> str:
+    if not quota_bytes:
+        return ""
+    share = used_bytes / quota_bytes
+    return f"takes {format_bytes(used_bytes)} of its quota of {format_bytes(quota_bytes)} ({share:.0%})"
+
+
 def describe_fleet(fleet: FleetStatus) -> str:
     """The members of a fleet, as one of them sees it, in one line."""
     names = [f"{member.name}{'' if member.weight else ' (leaving)'}" for member in fleet.members]
     down = f"; not reached: {', '.join(fleet.down)}" if fleet.down else ""
     return clean(f"{fleet.name} in a fleet of {len(names)}: {', '.join(names)}{down}")
+
+
+def describe_troubles(fleet: FleetStatus) -> list[str]:
+    """The members that the server does not use, and why, a line each."""
+    return [
+        clean(f"{trouble.name} is not used since {format_duration(trouble.since_s)}: {trouble.why}")
+        for trouble in fleet.troubles
+    ]
 
 
 def _ls(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -58,7 +59,8 @@ def _load(arguments: argparse.Namespace) -> int:
         urls = [server.endpoint] if fleet is None else urls_of(fleet.members)
         wanted = _source(servers, below, arguments.manifest)
         with Progress(f"counting {below.url}") as progress:
-            total = _sum(wanted(), progress.counted)
+            rules = space_for(servers, urls, below.bucket)
+            total = _sum(wanted(), rules, progress.counted)
         if not total.objects:
             where = below.url if arguments.manifest is None else arguments.manifest
             warn(f"there is nothing to load: {where} names no object")
@@ -70,7 +72,7 @@ def _load(arguments: argparse.Namespace) -> int:
             warn(
                 f"the manifest says nothing of the sizes of {total.unsized} objects: they count as 0 bytes of room"
             )
-        why_not = refusal(below.url, total, space, max(1, arguments.replicas))
+        why_not = refusal(below.url, total, space, arguments.replicas)
         if why_not and not arguments.force:
             return _refuse(arguments, total, space, why_not)
         loader = Loader(servers, below.bucket, jobs=arguments.jobs, replicas=arguments.replicas)
@@ -95,14 +97,17 @@ def _source(servers: Servers, below: Below, manifest: str | None) -> Callable[[]
     return listed
 
 
-def _sum(wanted: Iterable[Wanted], on_progress: Callable[[int, int], None]) -> Sum:
+def _sum(wanted: Iterable[Wanted], space: Space, on_progress: Callable[[int, int], None]) -> Sum:
     number = size_bytes = unsized = 0
+    parts: dict[str, int] = defaultdict(int)
     for number, one in enumerate(wanted, 1):
         size_bytes += one.size_bytes or 0
+        if space.parts and (part := space.part_of(one.key)) is not None:
+            parts[part] += one.size_bytes or 0
         unsized += one.size_bytes is None
         if number % 1000 == 0:
             on_progress(number, size_bytes)
-    return Sum(number, size_bytes, unsized)
+    return Sum(number, size_bytes, unsized, parts)
 
 
 def _refuse(arguments: argparse.Namespace, total: Sum, space: Space, why: str) -> int:
@@ -111,10 +116,11 @@ def _refuse(arguments: argparse.Namespace, total: Sum, space: Space, why: str) -
             {
                 "complete": False,
                 "stopped": why,
-                "wanted": total._asdict(),
+                "wanted": total.said(),
                 "room_bytes": space.room_bytes,
                 "capacity_bytes": space.capacity_bytes,
                 "others_bytes": space.others_bytes,
+                "quota_bytes": space.quota_bytes,
             }
         )
     warn(f"nothing is loaded: {why}")
@@ -170,7 +176,7 @@ def _report(
             {
                 "complete": counts.is_complete and not gone_bytes and stopped is None,
                 "stopped": None if stopped is None else str(stopped),
-                "wanted": total._asdict(),
+                "wanted": total.said(),
                 "objects": counts.objects,
                 "size_bytes": counts.size_bytes,
                 "held": {"objects": counts.held, "size_bytes": counts.held_bytes},

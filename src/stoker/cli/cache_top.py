@@ -20,7 +20,7 @@ from rich.text import Text
 
 from stoker.base.units import format_bytes, format_duration
 from stoker.cache.client.client import CacheClient
-from stoker.cli.cache_ask import describe_fleet, fleet_of
+from stoker.cli.cache_ask import describe_fleet, describe_troubles, fleet_of
 from stoker.cli.cache_options import leaf, print_json, seconds, server_of
 from stoker.cli.job_view import clean, console
 from stoker.errors import EXIT_OK, CacheUnavailable
@@ -158,6 +158,7 @@ def top_view(endpoint: str, look: Look, rates: list[BucketRates]) -> RenderableT
     parts: list[RenderableType] = [head]
     if fleet is not None:
         parts.append(Text(f"  {describe_fleet(fleet)}", "red" if fleet.down else ""))
+        parts += [Text(f"  {line}", "red") for line in describe_troubles(fleet)]
     parts += [Text(f"  note: {clean(note)}", "yellow") for note in status.notes]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("BUCKET", no_wrap=True)

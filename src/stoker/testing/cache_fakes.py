@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from stoker.cache.origin.port import Origin, OriginCounters
+from stoker.cache.origin.port import Opened, Origin, OriginCounters
 from stoker.cache.store.containers import ContainerFiles
 from stoker.errors import EnvironmentProblem, OriginError
 from stoker.wire.cache_api import ObjectInfo
@@ -47,9 +47,21 @@ class FaultyOrigin:
         return await self._origin.read(key, start, stop, version)
 
     async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._cut(key, self._origin.stream(key, start, stop, version))) as parts:
+            async for part in parts:
+                yield part
+
+    async def open(self, key: str, stop: int) -> Opened:
+        fault = self.stat_faults.popleft() if self.stat_faults else None
+        if fault is not None:
+            raise fault
+        info, parts = await self._origin.open(key, stop)
+        return Opened(info, self._cut(key, parts))
+
+    async def _cut(self, key: str, whole: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         await self._begin(key)
         sent = 0
-        async with aclosing(self._origin.stream(key, start, stop, version)) as parts:
+        async with aclosing(whole) as parts:
             async for part in parts:
                 if self.cut_after_bytes is not None and sent + len(part) >= self.cut_after_bytes:
                     rest = part[: max(0, self.cut_after_bytes - sent)]

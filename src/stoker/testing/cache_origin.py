@@ -131,6 +131,39 @@ class OriginConformance:
 
         self.run(test)
 
+    @pytest.mark.parametrize("stop", [1, 100, len(LARGE) - 1, len(LARGE), 2 * len(LARGE)])
+    def test_opening_tells_the_version_and_brings_the_first_bytes(self, stop: int) -> None:
+        async def test(origin: Origin) -> None:
+            self.overwrite(origin, "a", LARGE)
+            for key in OBJECTS:
+                info, stream = await origin.open(key, stop)
+                assert info == await origin.stat(key)
+                async with aclosing(stream) as parts:
+                    got = b"".join([part async for part in parts])
+                assert got == (LARGE if key == "a" else OBJECTS[key])[:stop]
+
+        self.run(test)
+
+    def test_what_was_opened_may_be_left_at_any_part(self) -> None:
+        async def test(origin: Origin) -> None:
+            self.overwrite(origin, "a", LARGE)
+            for taken in range(4):
+                _, parts = await origin.open("a", len(LARGE))
+                for _ in range(taken):
+                    await anext(parts, b"")
+                await parts.aclose()
+                assert await anext(parts, None) is None
+
+        self.run(test)
+
+    @pytest.mark.parametrize("key", ["missing", "dir", "dir/missing", "a/b", "", "../a", "x//y"])
+    def test_what_is_not_an_object_cannot_be_opened(self, key: str) -> None:
+        async def test(origin: Origin) -> None:
+            with pytest.raises(ObjectNotFound):
+                await origin.open(key, 100)
+
+        self.run(test)
+
     @pytest.mark.parametrize("key", ["missing", "dir", "dir/missing", "a/b", "", "../a", "x//y"])
     @pytest.mark.parametrize("size_bytes", [1, len(LARGE)])
     def test_there_is_no_stream_of_what_is_not_an_object(self, key: str, size_bytes: int) -> None:

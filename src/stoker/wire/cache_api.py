@@ -6,39 +6,27 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/health                                 200 while the server serves
     GET  /-/status                                 CacheStatus as JSON
     GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
-    POST /-/read                                   ReadRequest -> frames
-    PUT  /-/buckets/NAME                           BucketSpec; adds a bucket
+    POST /-/read                                   ReadRequest -> frames (`cache_batch.py`)
+    PUT  /-/buckets/NAME                           BucketSpec -> BucketAdded; adds a bucket, at all servers of the
+                                                   fleet; with ?check=1 it is only said whether it could be added
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
     POST /-/evict/BUCKET?prefix=                   gives up what is held; Evicted
     PUT, DELETE /-/pin/BUCKET?prefix=              keeps what lies under a prefix from being evicted, or no longer; Pins
     POST /-/load/BUCKET                            LoadRequest -> LoadAnswer: fetches objects without sending them
-    GET  /-/stat/BUCKET/KEY                        ObjectStat, for a key that there is not as well
+    GET  /-/stat/BUCKET/KEY?begins                 ObjectStat, for a key that there is not as well; `begins`: its first
+                                                   bytes are wanted next, and may be fetched together with it
     GET  /-/fleet                                  FleetStatus
     POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
     POST /-/fetch/BUCKET                           HeldQuery -> HeldAnswer: the same, after fetching what it had not
+    GET  /-/summary                                what it holds, as `cache/summary.py` encodes it; for its fleet only
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
 HOPS_MAX it is answered from what is here or from the origin.
-
-A frame is a kind (u8), a length (u32, big endian) and that many bytes. The frames of one key are DATA*
-then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
-voids the DATA frames of its key.
-
-The short circuit: a reader at a Unix socket may ask for descriptors in place of long records (DescriptorsWanted). A
-PLACE frame may then stand for a key: the record's length (u32, big endian), the number of a container (u32), and where
-in it the record begins (u64). The reader has a descriptor of that container from before, or is passed one, for reading
-only (SCM_RIGHTS, with any byte of the answer up to the DESCRIPTORS frame that announces it). A DESCRIPTORS frame has 8
-bytes that tell this run of the server from others, and for each container its number (u32), and its device (u64) and
-inode (u64), by which the reader knows which of the descriptors that came is which. Numbers hold for one run, in which
-none is used twice. What a PLACE frame points to never changes, though the server may have given it up. A reader that
-lacks a descriptor (it had too many open, or something in between lost it) asks again without. Kinds 3 and 4 named files
-by their paths once.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -48,27 +36,15 @@ from stoker import errors
 OWN_PREFIX = "/-/"
 HOPS = "Stoker-Hops"
 HOPS_MAX = 2
+PROTOCOL = 1
+"""Of what servers of a fleet say to each other; those of another one do not use each other."""
 RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
-FRAME = struct.Struct("!BI")
-FRAME_DATA = 0
-FRAME_LAST = 1
-FRAME_ERROR = 2
-FRAME_DESCRIPTORS = 5
-FRAME_PLACE = 6
-INSTANCE_BYTES = 8
-DESCRIPTOR = struct.Struct("!IQQ")
-PLACE = struct.Struct("!IIQ")
-
-READ_KEYS_MAX = 65536
 LOAD_KEYS_MAX = 1024
 HELD_BLOCKS_MAX = 4096
 LIST_LIMIT_MAX = 10_000
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -108,13 +84,41 @@ class FleetMember(msgspec.Struct, frozen=True):
     zone: str = ""
 
 
+class SummaryStatus(msgspec.Struct, frozen=True):
+    """The summary of what a member of the fleet held so long ago."""
+
+    name: str
+    blocks: int
+    size_bytes: int
+    age_s: float
+
+
+class MemberTrouble(msgspec.Struct, frozen=True):
+    """A member that a server does not use: why, and for how long already."""
+
+    name: str
+    why: str
+    since_s: float
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet as this server sees it. `down`: members that it could not reach lately."""
+    """The fleet as this server sees it. `down`: members that it does not use now; `troubles` says why.
+
+    `instance` is another one for each start of a server. `is_trusting`: whether it lets who asks do everything.
+    `summaries`: by what it counts the copies of blocks, its own summary among them.
+    """
 
     name: str
     members: list[FleetMember]
     down: list[str] = []
     block_size_bytes: int = 4 * 1024 * 1024
+    troubles: list[MemberTrouble] = []
+    instance: str = ""
+    protocol: int = 1
+    is_trusting: bool = True
+    added: dict[str, BucketSpec] = {}
+    """Buckets that were added while servers ran; told to other servers only."""
+    summaries: list[SummaryStatus] = []
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -134,10 +138,12 @@ class Pins(msgspec.Struct, frozen=True):
 
 class LoadRequest(msgspec.Struct, frozen=True):
     """Objects of one bucket to be held, on so many servers of the fleet (0: on as many as the bucket says). Nothing of
-    another bucket leaves for them."""
+    another bucket leaves for them, nor what came or was used in the last `age_s` seconds: since the load began that
+    this is a part of."""
 
     keys: list[str]
     replicas: int = 0
+    age_s: int = 0
 
 
 LOADED, HELD, PASSED, FAILED = "loaded", "held", "passed", "failed"
@@ -159,9 +165,10 @@ class LoadAnswer(msgspec.Struct, frozen=True):
 
 
 class HeldQuery(msgspec.Struct, frozen=True):
-    """Blocks of one bucket: key, version and number of each."""
+    """Blocks of one bucket: key, version and number of each. `age_s`: see LoadRequest."""
 
     blocks: list[tuple[str, str, int]]
+    age_s: int = 0
 
 
 class HeldAnswer(msgspec.Struct, frozen=True):
@@ -169,26 +176,6 @@ class HeldAnswer(msgspec.Struct, frozen=True):
 
     held: list[bool]
     why: dict[int, str] = {}
-
-
-class DescriptorsWanted(msgspec.Struct, frozen=True):
-    """A reader takes places of objects of `from_bytes` and more, and `count_max` descriptors beside those it has.
-
-    `held`: the 8 bytes of the run that passed them, and the numbers of their containers (u32, big endian), ascending;
-    or nothing.
-    """
-
-    from_bytes: Count
-    count_max: Count
-    held: bytes = b""
-
-
-class ReadRequest(msgspec.Struct, frozen=True):
-    """Whole objects of one bucket, to be answered in this order; with `descriptors`, by PLACE frames where possible."""
-
-    bucket: str
-    keys: list[str]
-    descriptors: DescriptorsWanted | None = None
 
 
 class PrefixSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -220,8 +207,21 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the bucket may take of a server's disk; 0: as much as there is."""
     evict_after_s: float = 0.0
     """How long blocks are kept at most; 0: as long as there is room."""
+    read_ahead_streams: int = 4
+    """How many blocks of a file each server fetches at a time ahead of those who read on in it; 0: none."""
+    read_ahead_bytes: int = 268_435_456
+    """How far ahead of what was asked for last, at most."""
     prefixes: tuple[PrefixSpec, ...] = ()
     """Parts of the bucket with rules of their own; the longest prefix counts."""
+
+
+class BucketAdded(msgspec.Struct, frozen=True):
+    """A bucket that is there now. `missed`: servers of the fleet that could not be told, and will be; `refused`: why
+    others do not have it, by their names."""
+
+    spec: BucketSpec
+    missed: list[str] = []
+    refused: dict[str, str] = {}
 
 
 class Refreshed(msgspec.Struct, frozen=True):
@@ -232,8 +232,17 @@ class Refreshed(msgspec.Struct, frozen=True):
     missed: list[str] = []
 
 
+class PrefixStatus(msgspec.Struct, frozen=True):
+    """A part of a bucket with rules of its own: what it takes of the disk, of which share (0: none of its own)."""
+
+    prefix: str
+    used_bytes: int
+    quota_bytes: int = 0
+    pinned: bool = False
+
+
 class BucketStatus(msgspec.Struct, frozen=True):
-    """Figures of one bucket since the server started."""
+    """Figures of one bucket since the server started, and how it is kept there."""
 
     name: str
     origin: str
@@ -253,6 +262,14 @@ class BucketStatus(msgspec.Struct, frozen=True):
     """Read from other servers of the fleet."""
     origin_hedges: int = 0
     """Second requests beside slow ones; they count as requests as well."""
+    used_bytes: int = 0
+    """What it takes of the disk, in whole pages: what quotas count."""
+    quota_bytes: int = 0
+    max_replicas: int = 1
+    ttl_s: float = 3600.0
+    prefixes: list[PrefixStatus] = []
+    """Those with a quota of their own, and those that are pinned."""
+    pins: list[str] = []
 
 
 class CacheStatus(msgspec.Struct, frozen=True):
@@ -275,6 +292,8 @@ class CacheStatus(msgspec.Struct, frozen=True):
     buckets: list[BucketStatus]
     notes: list[str] = []
     local_hits: int = 0
+    fleet: FleetStatus | None = None
+    """None: it is in none."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ import msgspec
 
 from stoker.cache.client.descriptors import Places
 from stoker.errors import WireError
-from stoker.wire.cache_api import (
+from stoker.wire.cache_api import ErrorBody, error_of
+from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
     FRAME_DESCRIPTORS,
@@ -16,8 +17,6 @@ from stoker.wire.cache_api import (
     FRAME_LAST,
     FRAME_PLACE,
     PLACE,
-    ErrorBody,
-    error_of,
 )
 
 

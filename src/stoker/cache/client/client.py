@@ -15,7 +15,7 @@ from stoker.cache.client.transport import Transport
 from stoker.errors import OriginError, WireError
 from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
-    READ_KEYS_MAX,
+    BucketAdded,
     BucketSpec,
     CacheStatus,
     Evicted,
@@ -27,10 +27,10 @@ from stoker.wire.cache_api import (
     ObjectPage,
     ObjectStat,
     Pins,
-    ReadRequest,
     Refreshed,
     target_below,
 )
+from stoker.wire.cache_batch import READ_KEYS_MAX, ReadRequest
 from stoker.wire.http import check_key, etag_of, object_target, version_of
 
 T = TypeVar("T")
@@ -193,10 +193,12 @@ class CacheClient:
         policy: str = "lru",
         ttl_s: float = 3600.0,
         stale_if_error_s: float = 86400.0,
-    ) -> None:
-        """Add a bucket; nothing happens if the very same is there. Raises ConfigError if another one is."""
+    ) -> BucketAdded:
+        """Add a bucket, at all servers of the fleet; nothing happens if the very same is there. Raises ConfigError if
+        another one is, which names the servers. The answer names those that have it later, or cannot open it."""
         spec = BucketSpec(origin_url, policy, ttl_s, stale_if_error_s)
-        self._call("PUT", f"/-/buckets/{quote(name, safe='')}", BucketSpec, msgspec.json.encode(spec))
+        target = f"/-/buckets/{quote(name, safe='')}"
+        return self._call("PUT", target, BucketAdded, msgspec.json.encode(spec))
 
     def status(self) -> CacheStatus:
         """The server's figures."""
@@ -226,13 +228,15 @@ class CacheClient:
         """Let what lies under `prefix` be evicted again. Returns the pins that the bucket still has."""
         return self._call("DELETE", target_below("pin", bucket, prefix), Pins)
 
-    def load(self, bucket: str, keys: Sequence[str], *, replicas: int = 0) -> list[LoadItem]:
+    def load(self, bucket: str, keys: Sequence[str], *, replicas: int = 0, age_s: int = 0) -> list[LoadItem]:
         """Have at most LOAD_KEYS_MAX objects held, without their bytes being sent. Returns how each went, in order.
 
-        `replicas`: on so many servers of the fleet; 0: on as many as the bucket says. The server answers when all are
-        there. Raises ObjectNotFound for the bucket.
+        `replicas`: on so many servers of the fleet; 0: on as many as the bucket says. `age_s`: what came in so many
+        seconds before does not leave for it. The server answers when all are there.
+
+        Raises ObjectNotFound for the bucket.
         """
-        request = msgspec.msgpack.encode(LoadRequest(list(keys), replicas))
+        request = msgspec.msgpack.encode(LoadRequest(list(keys), replicas, age_s))
         items = self._call("POST", f"/-/load/{quote(bucket, safe='')}", LoadAnswer, request).items
         if [item.key for item in items] != list(keys):
             raise WireError("the server's answer to a load is not about the objects that it was asked for")

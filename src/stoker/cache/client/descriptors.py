@@ -16,7 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from stoker.errors import WireError
-from stoker.wire.cache_api import DESCRIPTOR, INSTANCE_BYTES, DescriptorsWanted
+from stoker.wire.cache_batch import DESCRIPTOR, INSTANCE_BYTES, DescriptorsWanted
 
 PLACES_FROM_BYTES = 2 * 1024
 """From here on reading here is cheaper than bytes over a Unix socket."""

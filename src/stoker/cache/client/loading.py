@@ -136,6 +136,7 @@ class Loader:
         self._replicas = replicas
         self._silence_s = silence_s
         self._again: list[Wanted] = []
+        self._began_at = time.monotonic()
 
     def run(
         self, wanted: Iterable[Wanted], on_progress: Callable[[LoadCounts], None], every_s: float = 0.5
@@ -246,6 +247,8 @@ class Loader:
                     return LoadItem(one.key, FAILED, 0, f"it is not there after {patience_s:.0f} s")
 
     def _ask(self, keys: list[str]) -> list[LoadItem]:
+        age_s = int(time.monotonic() - self._began_at) + 1
         return self._servers.call(
-            lambda client: client.load(self._bucket, keys, replicas=self._replicas), self._silence_s
+            lambda client: client.load(self._bucket, keys, replicas=self._replicas, age_s=age_s),
+            self._silence_s,
         )

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import os
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from stoker.errors import EnvironmentProblem, StokerError
+from stoker.base.backoff import backoff_s
+from stoker.base.rng import Rng
+from stoker.cache.fleet.reach import Reach
+from stoker.errors import StokerError
 from stoker.wire.cache_api import FleetMember
 from stoker.wire.etcd import EtcdClient, Lease, Range, Transaction
 
-log = logging.getLogger("stoker.cache")
 LEASE_S = 5
 RECHECK_S = 10.0
-RETRY_S = 0.5
+READ_S = 2.0
+RETRY_FIRST_S = 0.5
+RETRY_LIMIT_S = 5.0
 
 
 class EtcdMembership:
@@ -33,18 +37,30 @@ class EtcdMembership:
         self._me: FleetMember | None = None
         self._lease = 0
         self._keeping: asyncio.Task[None] | None = None
+        self._reach = Reach()
+        self._rng = Rng(int.from_bytes(os.urandom(8), "big"))
+
+    @property
+    def problem(self) -> str | None:
+        return self._reach.problem
 
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         first = self._prefix.encode()
         last = first[:-1] + bytes([first[-1] + 1])
         known: list[FleetMember] | None = None
+        failures = 0
         while True:
             try:
-                answer = await self._client.call("kv/range", {"key": first, "range_end": last}, Range)
+                request = {"key": first, "range_end": last}
+                answer = await self._client.call("kv/range", request, Range, timeout_s=READ_S)
             except StokerError as error:
-                log.warning("the fleet's members cannot be read from etcd: %s", error)
-                await asyncio.sleep(RETRY_S)
+                failures += 1
+                self._reach.failed("reading", f"the fleet's members cannot be read from etcd: {error}")
+                wait_s = backoff_s(failures, self._rng, first_s=RETRY_FIRST_S, limit_s=RETRY_LIMIT_S)
+                await asyncio.sleep(RETRY_FIRST_S + wait_s)
                 continue
+            failures = 0
+            self._reach.worked("reading")
             found = []
             for pair in answer.kvs:
                 with contextlib.suppress(msgspec.DecodeError):
@@ -56,7 +72,12 @@ class EtcdMembership:
 
     async def announce(self, me: FleetMember) -> None:
         self._me = me
-        await self._put()
+        try:
+            await self._put()
+        except StokerError as error:
+            self._reach.failed("writing", f"the fleet in etcd cannot be told of this server: {error}")
+            raise
+        self._reach.worked("writing")
         if self._keeping is None:
             self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
@@ -72,7 +93,7 @@ class EtcdMembership:
         await self._client.close()
 
     async def _put(self) -> None:
-        """Raises EnvironmentProblem."""
+        """Raises EnvironmentProblem, AccessDenied."""
         assert self._me is not None
         lease = self._lease or (await self._client.call("lease/grant", {"TTL": self._lease_s}, Lease)).ID
         key = (self._prefix + self._me.name).encode()
@@ -88,5 +109,7 @@ class EtcdMembership:
                     self._lease = 0
                 if not self._lease:
                     await self._put()
-            except EnvironmentProblem as error:
-                log.warning("the lease in etcd cannot be renewed: %s", error)
+            except StokerError as error:
+                self._reach.failed("writing", f"the lease in etcd cannot be renewed: {error}")
+            else:
+                self._reach.worked("writing")

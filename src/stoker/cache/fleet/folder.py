@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from stoker.cache.fleet.reach import Reach
 from stoker.errors import EnvironmentProblem
 from stoker.wire.cache_api import FleetMember
 
@@ -52,19 +53,24 @@ class FolderMembership:
         self._thread = ThreadPoolExecutor(1, "stoker-cache-members")
         self._beating: asyncio.Task[None] | None = None
         self._seen: dict[str, _Seen] = {}
+        self._reach = Reach()
+
+    @property
+    def problem(self) -> str | None:
+        return self._reach.problem
 
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         known: list[FleetMember] | None = None
-        with contextlib.suppress(
-            OSError
-        ):  # later it is only looked at: one that is gone may be a mount that is
-            self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             try:
+                if known is None:  # later it is only looked at: one that is gone may be a mount that is
+                    await self._run(self._make)
                 found = await self._run(self._read)
             except OSError as error:
-                log.warning("the fleet's folder %s cannot be read: %s", self._folder, error.strerror)
+                why = f"the fleet's folder {self._folder} cannot be read: {error.strerror}"
+                self._reach.failed("reading", why)
             else:
+                self._reach.worked("reading")
                 if found != known:
                     known = found
                     yield found
@@ -73,12 +79,10 @@ class FolderMembership:
     async def announce(self, me: FleetMember) -> None:
         self._me = me
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            await self._run(self._write)
+            await self._run(self._make)
         except OSError as error:
-            raise EnvironmentProblem(
-                f"cannot write to the fleet's folder {self._folder}: {error.strerror}"
-            ) from error
+            raise EnvironmentProblem(self._unwritten(error)) from error
+        await self._beat_once()
         if self._beating is None:
             self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
 
@@ -100,10 +104,24 @@ class FolderMembership:
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
-            try:
-                await self._run(self._write)
-            except OSError as error:
-                log.warning("cannot write to the fleet's folder %s: %s", self._folder, error.strerror)
+            with contextlib.suppress(EnvironmentProblem):
+                await self._beat_once()
+
+    async def _beat_once(self) -> None:
+        """Raises EnvironmentProblem."""
+        try:
+            await self._run(self._write)
+        except OSError as error:
+            raise EnvironmentProblem(self._unwritten(error)) from error
+        self._reach.worked("writing")
+
+    def _unwritten(self, error: OSError) -> str:
+        why = f"cannot write to the fleet's folder {self._folder}: {error.strerror}"
+        self._reach.failed("writing", why)
+        return why
+
+    def _make(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"

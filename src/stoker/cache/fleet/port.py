@@ -11,12 +11,18 @@ from stoker.wire.cache_api import FleetMember
 class Membership(Protocol):
     """Tells who is in the fleet, and tells the others of this server."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the place where the fleet meets cannot be reached now; None while it can, or nobody has tried."""
+        ...
+
     def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         """The members now, then whenever they change. It outlives whatever it asks; ends only by `aclose`."""
         ...
 
     async def announce(self, me: FleetMember) -> None:
-        """Be in the fleet from now on, as this; again, to change how. Raises EnvironmentProblem."""
+        """Be in the fleet from now on, as this; again, to change how. Raises ConfigError where that can never be;
+        EnvironmentProblem, AccessDenied where it may be later."""
         ...
 
     async def leave(self) -> None:

@@ -16,6 +16,10 @@ class StaticMembership:
         self._members = tuple(members)
         self._changed = asyncio.Event()
 
+    @property
+    def problem(self) -> str | None:
+        return None
+
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         while True:
             self._changed.clear()

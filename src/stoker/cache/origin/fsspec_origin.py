@@ -1,16 +1,24 @@
-"""Any file system that fsspec opens, as an origin."""
+"""Any file system that fsspec opens, as an origin.
+
+What is certain of an object is as much as its file system tells: an entity tag or a checksum tells any two contents
+apart; a time, only those that were written at different times as it counts them (most web servers: whole seconds);
+where there is none of these, another content of the same length is not noticed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import bisect
-from collections.abc import AsyncGenerator, Sequence
+import errno
+from collections.abc import AsyncGenerator, Iterator
+from datetime import datetime
+from itertools import islice
 from typing import Any
+from urllib.parse import quote, unquote
 
 import fsspec
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
-from stoker.errors import ConfigError, OriginError, StokerError
+from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
+from stoker.errors import ConfigError, ObjectNotFound, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
 _VERSION_FIELDS = (
@@ -19,18 +27,25 @@ _VERSION_FIELDS = (
     "e_tag",
     "checksum",
     "md5Hash",
+    "Content-MD5",
+    "Digest",
     "mtime",
+    "modificationTime",
+    "modify",
     "created",
     "last_modified",
     "LastModified",
+    "Last-Modified",
 )
+_ABSENT_STATUSES = (404, 410)
 
 
 class FsspecOrigin:
     """A folder of an fsspec file system, each call in a thread.
 
     The version of an object is its size and what the file system gives as its tag, checksum or time.
-    Raises ConfigError if fsspec cannot open the URL.
+    A web server must answer ranges, and is listed by its pages of links. Raises ConfigError if fsspec cannot open the
+    URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,7 +55,10 @@ class FsspecOrigin:
             raise ConfigError(f"cannot open the origin {url.partition('?')[0]}: {error}") from error
         self.url = url.partition("?")[0]
         self.counters = OriginCounters()
-        self._root = str(root).rstrip("/")
+        # Of a web server the paths are URLs: keys are quoted in them, and a query stands behind them.
+        self._is_web = str(root).startswith(("http://", "https://"))
+        root, mark, query = str(root).partition("?") if self._is_web else (str(root), "", "")
+        self._root, self._query = root.rstrip("/"), mark + query
 
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
@@ -60,15 +78,18 @@ class FsspecOrigin:
         """One part: most file systems ask for a range in one request, and it is checked as a whole."""
         yield await self.read(key, start, stop, version)
 
+    async def open(self, key: str, stop: int) -> Opened:
+        return await open_in_two(self, key, stop)
+
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
-        self.counters.requests += 1
-        found: Sequence[ObjectInfo] = await self._call(prefix, self._list)
-        keys = [info.key for info in found]
-        first = 0 if after is None else bisect.bisect_right(keys, after)
-        for start in range(first, len(found), limit):
-            yield [*found[start : start + limit]]
+        """A folder is listed when its turn comes: a page costs what lies before its end, and each folder as a whole."""
+        walk = self._walk(prefix, after)
+        while page := await self._call(prefix, lambda _: list(islice(walk, limit))):
+            yield page
+            if len(page) < limit:
+                return
 
     async def close(self) -> None:
         self._fs = None
@@ -85,39 +106,118 @@ class FsspecOrigin:
         except StokerError:
             raise
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            if _is_outage(error.__cause__):
+                raise self._failed(key, error.__cause__) from error
             raise not_found(self.url, key) from error
         except Exception as error:
-            raise OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {str(error)[:300]}") from error
+            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+                raise not_found(self.url, key) from error
+            raise self._failed(key, error) from error
+
+    def _failed(self, key: str, error: BaseException | None) -> OriginError:
+        return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {str(error)[:300]}")
 
     def _path(self, key: str) -> str:
         if any(part in ("", ".", "..") for part in key.split("/")):
             raise not_found(self.url, key)
-        return f"{self._root}/{key}"
+        return f"{self._root}/{quote(key) if self._is_web else key}{self._query}"
 
     def _stat(self, key: str) -> ObjectInfo:
         meta = self._fs.info(self._path(key))
-        if meta["type"] != "file":
+        # A web server answers for a folder with a page, at the folder's URL.
+        if meta["type"] != "file" or (self._is_web and str(meta.get("url")).partition("?")[0].endswith("/")):
             raise not_found(self.url, key)
+        return self._info(key, meta)
+
+    def _info(self, key: str, meta: dict[str, Any]) -> ObjectInfo:
+        if meta.get("size") is None:
+            raise OriginError(f"{self.url} does not tell how long {key!r} is: it cannot be cached")
         return ObjectInfo(key, int(meta["size"]), _version(meta))
 
     def _read(self, key: str, start: int, stop: int) -> bytes:
         return bytes(self._fs.cat_file(self._path(key), start=start, end=stop))
 
-    def _list(self, prefix: str) -> Sequence[ObjectInfo]:
+    def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
-        base = self._path(folder) if folder else self._root
+        if folder and any(part in ("", ".", "..") for part in folder.split("/")):
+            return
+        stack = [self._entries(f"{folder}/" if folder else "", prefix, after)]
+        while stack:
+            for key, meta in stack[-1]:
+                if key.endswith("/"):
+                    stack.append(self._entries(key, prefix, after))
+                    break
+                try:
+                    if meta.get("size") is None:
+                        self.counters.requests += 1
+                        yield self._stat(key)
+                    else:
+                        yield self._info(key, meta)
+                except (FileNotFoundError, ObjectNotFound):
+                    continue  # it is gone meanwhile, or is no object
+            else:
+                stack.pop()
+
+    def _entries(self, folder: str, prefix: str, after: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A folder's objects and folders, in the order of the keys: a folder sorts as its name with a slash."""
+        self.counters.requests += 1
         try:
-            found = self._fs.find(base, detail=True)
-        except FileNotFoundError:
-            return []
-        infos = []
-        for path, meta in found.items():
-            key = str(path).removeprefix(self._root).lstrip("/")
-            if key.startswith(prefix) and meta["type"] == "file":
-                infos.append(ObjectInfo(key, int(meta["size"]), _version(meta)))
-        return sorted(infos, key=lambda info: info.key)
+            listed = self._fs.ls(self._folder_path(folder), detail=True)
+        except OSError as error:
+            is_absent = (
+                isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ENAMETOOLONG
+            )
+            if not is_absent or _is_outage(error.__cause__):
+                raise
+            return iter(())
+        found: list[tuple[str, dict[str, Any]]] = []
+        for meta in listed:
+            name = self._name(meta, folder)
+            if name is None:
+                continue
+            key = folder + name
+            if meta["type"] == "directory":
+                key += "/"
+                if not (key.startswith(prefix) or prefix.startswith(key)):
+                    continue
+                if after is not None and key < after and not after.startswith(key):
+                    continue
+            elif meta["type"] != "file" or not key.startswith(prefix) or (after is not None and key <= after):
+                continue
+            found.append((key, meta))
+        return iter(sorted(found, key=lambda pair: pair[0]))
+
+    def _folder_path(self, folder: str) -> str:
+        if self._is_web:
+            return f"{self._root}/{quote(folder)}{self._query}"
+        return f"{self._root}/{folder}".rstrip("/") or "/"
+
+    def _name(self, meta: dict[str, Any], folder: str) -> str | None:
+        """An entry's name in its folder; None for what is the folder itself, or no part of it."""
+        path = str(meta["name"]).rstrip("/")
+        parent, _, name = path.rpartition("/")
+        if self._is_web:
+            # A page may link to anything, and to itself in another order.
+            if unquote(parent) != unquote(f"{self._root}/{folder}").rstrip("/") or "?" in name or "#" in name:
+                return None
+            name = unquote(name)
+        elif path.strip("/") == self._folder_path(folder).strip("/"):
+            return None  # what is listed may be a file of that name, as its only entry
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return None
+        return None if name in ("", ".", "..") or "/" in name else name
+
+
+def _is_outage(cause: BaseException | None) -> bool:
+    """Whether what is said not to be there could only not be asked for: fsspec's HTTP says the same of both."""
+    is_web = cause is not None and type(cause).__module__.partition(".")[0] == "aiohttp"
+    return is_web and getattr(cause, "status", None) not in _ABSENT_STATUSES
 
 
 def _version(meta: dict[str, Any]) -> str:
     mark = next((meta[field] for field in _VERSION_FIELDS if meta.get(field) is not None), "")
+    if isinstance(mark, datetime):
+        mark = mark.timestamp()  # some tell it as this when asked, and as that when listed
     return f"{meta['size']}-{str(mark).strip(chr(34))}"

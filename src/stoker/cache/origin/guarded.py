@@ -10,7 +10,7 @@ from typing import TypeVar
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.limits import CLOSED, OPEN, Breaker, Latencies, OriginLimits, Pace, retry_after_s
-from stoker.cache.origin.port import Origin, OriginCounters
+from stoker.cache.origin.port import Opened, Origin, OriginCounters, open_in_two
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -45,6 +45,12 @@ class GuardedOrigin:
     @property
     def counters(self) -> OriginCounters:
         return self._origin.counters
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one more request would have to wait, or make others wait, or is not let through."""
+        now = self._clock.now()
+        return self._breaker.state != CLOSED or self._bytes.is_late(now) or self._requests.is_late(now)
 
     @property
     def state(self) -> str:
@@ -100,6 +106,37 @@ class GuardedOrigin:
                 if not is_answered:
                     self._breaker.gave_up()
                 raise
+
+    async def open(self, key: str, stop: int) -> Opened:
+        """What comes is counted once it is known how much that is. With hedges in two: as `stream`."""
+        if self._limits.hedges:
+            return await open_in_two(self, key, stop)
+        info, parts = await self._ask(0, lambda: self._origin.open(key, stop))
+        stop = min(stop, info.size_bytes)
+        self._bytes.delay_s(stop, self._clock.now())
+        return Opened(info, self._followed(key, stop, info.version, parts))
+
+    async def _followed(
+        self, key: str, stop: int, version: str, first: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Parts that are coming, and after a failure a request for what is missing."""
+        start = 0
+        try:
+            async with aclosing(first) as parts:
+                async for part in parts:
+                    start += len(part)
+                    yield part
+                return
+        except (ObjectNotFound, ObjectChanged):
+            raise
+        except OriginError as error:
+            await self._after_failure(error, 1)
+            if start == stop:
+                raise  # nothing is missing that could be asked for again
+            self._bytes.give_back(stop - start)
+        async with aclosing(self.stream(key, start, stop, version)) as parts:
+            async for part in parts:
+                yield part
 
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000

@@ -7,13 +7,14 @@ Everything else, and every read of a network file system, goes to a thread; larg
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
+from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -72,6 +73,9 @@ class LocalOrigin:
         finally:
             file.leave()
 
+    async def open(self, key: str, stop: int) -> Opened:
+        return await open_in_two(self, key, stop)
+
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
@@ -98,6 +102,10 @@ class LocalOrigin:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise not_found(self.url, key) from error
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise not_found(
+                    self.url, key
+                ) from error  # and no failure, which would be counted against the origin
             return self._open_link(key, error)
 
     def _open_link(self, key: str, error: OSError) -> int:
@@ -113,7 +121,7 @@ class LocalOrigin:
 
     def _is_inside(self, key: str) -> bool:
         folder, _, name = key.rpartition("/")
-        if name in ("", ".", "..") or "\0" in key:
+        if name in ("", ".", "..") or "\0" in key or key.startswith("/"):
             return False
         known = self._inside.get(folder)
         if known is None:
@@ -214,6 +222,10 @@ class LocalOrigin:
                     found.append((name, entry))
         except (FileNotFoundError, NotADirectoryError):
             return iter(())
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return iter(())
+            raise
         found.sort(key=lambda pair: pair[0])
         return iter(found)
 

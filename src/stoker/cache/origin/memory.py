@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found
+from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found
 from stoker.wire.cache_api import ObjectInfo
 
 
@@ -44,7 +45,16 @@ class MemoryOrigin:
         return check_length(self.url, key, piece, start, stop)
 
     async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
-        data = self._content(key, version)
+        async with aclosing(self._parts(key, self._content(key, version), start, stop)) as parts:
+            async for part in parts:
+                yield part
+
+    async def open(self, key: str, stop: int) -> Opened:
+        self.counters.requests += 1
+        info, data = self._get(key)
+        return Opened(info, self._parts(key, data, 0, min(stop, info.size_bytes)))
+
+    async def _parts(self, key: str, data: bytes, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         for first in range(start, stop, self._part_bytes):
             last = min(first + self._part_bytes, stop)
             part = data[first:last]

@@ -8,12 +8,23 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from stoker.cache.origin.port import OriginCounters, changed, check_length, not_found, wrong_length
+from stoker.cache.origin.port import (
+    Opened,
+    OriginCounters,
+    changed,
+    check_length,
+    not_found,
+    open_in_two,
+    wrong_length,
+)
 from stoker.errors import ConfigError, ObjectChanged, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
 PART_BYTES = 256 * 1024
 """Of a stream, but for the last: enough for the turns of the loop to be few, and soon there."""
+
+_NO_RANGE = ("416 Range Not Satisfiable", "NotPartial")
+"""What is said of an empty object, of which there is no range, and of a server that sends all whatever it is asked."""
 
 # Query fields of an s3:// URL, what obstore calls them, and where the environment has them.
 _FIELDS = {
@@ -100,6 +111,23 @@ class ObstoreOrigin:
     async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
         """Must be taken within the store's time limit for one request; what comes later is an OriginError."""
         answer = await self._get(key, start, stop, version)
+        async with aclosing(self._exactly(key, start, stop, answer)) as parts:
+            async for part in parts:
+                yield part
+
+    async def open(self, key: str, stop: int) -> Opened:
+        self.counters.requests += 1
+        try:
+            answer = await self._api.get_async(self._store, self._path(key), options={"range": (0, stop)})
+        except Exception as error:
+            found = self._wrap(key, error)
+            if isinstance(found, OriginError) and any(sign in str(error) for sign in _NO_RANGE):
+                return await open_in_two(self, key, stop)
+            raise found from error
+        info = self._info(answer.meta)
+        return Opened(info, self._exactly(key, 0, min(stop, info.size_bytes), answer))
+
+    async def _exactly(self, key: str, start: int, stop: int, answer: Any) -> AsyncGenerator[bytes, None]:
         left_bytes = stop - start
         last = b""
         async with aclosing(self._body(key, answer)) as parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stoker.errors import ObjectChanged, ObjectNotFound, ShortBody
 from stoker.wire.cache_api import ObjectInfo
@@ -17,6 +17,14 @@ class OriginCounters:
     def __init__(self) -> None:
         self.requests = 0
         self.bytes_read = 0
+
+
+class Opened(NamedTuple):
+    """An object as it was found, and its first bytes, which are still to come: as `Origin.stream` gives them. Whoever
+    has it closes them."""
+
+    info: ObjectInfo
+    parts: AsyncGenerator[bytes, None]
 
 
 class Origin(Protocol):
@@ -53,6 +61,12 @@ class Origin(Protocol):
         """
         ...
 
+    async def open(self, key: str, stop: int) -> Opened:
+        """Whatever version is there, with bytes `[0, min(stop, size))` of it: in one request where the storage can,
+        else as `stat` and then `stream`. Raises as `stat`; its parts raise as those of `stream`.
+        """
+        ...
+
     def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
@@ -62,6 +76,19 @@ class Origin(Protocol):
     async def close(self) -> None:
         """Give up connections. The origin is not used afterwards."""
         ...
+
+
+async def open_in_two(origin: Origin, key: str, stop: int) -> Opened:
+    """`Origin.open` where one request cannot tell a version and bring bytes."""
+    info = await origin.stat(key)
+    stop = min(stop, info.size_bytes)
+    return Opened(info, origin.stream(key, 0, stop, info.version) if stop else _nothing())
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    none: tuple[bytes, ...] = ()
+    for part in none:
+        yield part
 
 
 def not_found(url: str, key: str) -> ObjectNotFound:

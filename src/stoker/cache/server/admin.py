@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from stoker.base.ids import check_name
-from stoker.cache.evict import POLICIES
 from stoker.cache.origin.open import without_query
+from stoker.cache.server.added import AddedBuckets
+from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
+from stoker.cache.server.summaries import Summaries
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
     HELD_BLOCKS_MAX,
@@ -20,7 +22,7 @@ from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
     LOAD_KEYS_MAX,
     MSGPACK,
-    RESERVED_BUCKETS,
+    BucketAdded,
     BucketSpec,
     BucketStatus,
     CacheStatus,
@@ -32,11 +34,13 @@ from stoker.wire.cache_api import (
     ObjectPage,
     ObjectStat,
     Pins,
+    PrefixStatus,
     Refreshed,
 )
 from stoker.wire.http import check_key, split_target
 
 REPLICAS_MAX = 100
+_PART_BYTES = 256 * 1024
 
 
 class HitFigures(NamedTuple):
@@ -62,22 +66,24 @@ class FrontHits:
 
 
 class Admin:
-    """Answers for one engine. `uptime_s` and `notes` are asked for each status, `on_buckets` hears of new buckets."""
+    """Answers for one engine. `uptime_s` and `notes` are asked for each status."""
 
     def __init__(
         self,
         engine: Engine,
         hits: FrontHits,
         keeping: Keeping,
+        added: AddedBuckets,
+        summaries: Summaries,
         version: str,
         uptime_s: Callable[[], float],
         notes: Callable[[], list[str]],
-        on_buckets: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._hits = hits
         self._keeping = keeping
-        self._on_buckets = on_buckets
+        self._added = added
+        self._summaries = summaries
         self._version = version
         self._uptime_s = uptime_s
         self._notes = notes
@@ -94,10 +100,14 @@ class Admin:
             case "GET", "list":
                 _reply(request, answer, await self._list(request, name, query))
             case "GET", "stat":
-                _reply(request, answer, await self._stat(request, name))
+                _reply(request, answer, await self._stat(request, name, begins="begins" in query))
             case "GET", "fleet":
-                status = self._engine.fleet.status(self._engine.block_size_bytes)
-                _reply(request, answer, status)
+                is_trusting = request.principal.is_unrestricted
+                added = self._added.specs if is_trusting and hops_of(request) else {}
+                status = self._engine.fleet.status(is_trusting=is_trusting, added=added)
+                _reply(request, answer, replace(status, summaries=self._summaries.status()))
+            case "GET", "summary":
+                await self._summary(request, answer)
             case "POST", "held":
                 _reply(request, answer, self._held(request, name))
             case "POST", "fetch":
@@ -112,11 +122,15 @@ class Admin:
                 _reply(request, answer, await self._refresh(request, name, query.get("prefix", "")))
             case "PUT", "buckets":
                 _needs_all(request)
-                spec = check_bucket(name, msgspec.json.decode(request.body, type=BucketSpec))
-                is_new = self._engine.add_bucket(name, spec)
-                if is_new:
-                    self._on_buckets()
-                _reply(request, answer, spec, 201 if is_new else 200)
+                spec = msgspec.json.decode(request.body, type=BucketSpec)
+                if "check" in query:
+                    self._added.check(name, spec)
+                    is_new, said = False, BucketAdded(spec)
+                elif hops_of(request):
+                    is_new, said = self._added.add(name, spec), BucketAdded(spec)
+                else:
+                    is_new, said = await self._added.add_everywhere(name, spec)
+                _reply(request, answer, said, 201 if is_new else 200)
             case _:
                 raise ObjectNotFound(f"there is no {request.method} /-/{path}")
 
@@ -126,23 +140,9 @@ class Admin:
         figures = store.index.figures()
         rows = []
         for name, bucket in sorted(engine.buckets.items()):
-            if not request.principal.may_read(name):
-                continue
-            held = figures.get(bucket.number)
-            counters = bucket.origin.counters
-            front = self._hits.of(bucket.number)
-            rows.append(
-                BucketStatus(
-                    name=name, origin=without_query(bucket.spec.origin_url), policy=bucket.spec.policy,
-                    held_bytes=0 if held is None else held.size_bytes,
-                    held_blocks=0 if held is None else held.pieces,
-                    hits=bucket.hits + front.hits, misses=bucket.misses,
-                    hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
-                    origin_requests=counters.requests, local_hits=bucket.local_hits,
-                    origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
-                    origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
-                )
-            )  # fmt: skip
+            if request.principal.may_read(name):
+                held = figures.get(bucket.number)
+                rows.append(self._row(bucket, *((0, 0) if held is None else (held.size_bytes, held.pieces))))
         problem = store.problem
         return CacheStatus(
             version=self._version,
@@ -159,7 +159,30 @@ class Admin:
             buckets=rows,
             local_hits=sum(row.local_hits for row in rows),
             notes=[*self._notes(), *([] if problem is None else [problem])],
+            fleet=None if engine.fleet.is_single else engine.fleet.status(),
         )
+
+    def _row(self, bucket: Bucket, held_bytes: int, held_blocks: int) -> BucketStatus:
+        room, lots = self._engine.store.room, self._engine.store.holdings.lots[bucket.number].lots
+        counters, spec = bucket.origin.counters, bucket.spec
+        front = self._hits.of(bucket.number)
+        prefixes = [
+            PrefixStatus(lot.prefix, room.used_by(lot.number), lot.quota_bytes, lot.is_pinned)
+            for lot in lots
+            if lot.prefix and (lot.quota_bytes or lot.is_pinned)
+        ]
+        return BucketStatus(
+            name=bucket.name, origin=without_query(spec.origin_url), policy=spec.policy,
+            held_bytes=held_bytes, held_blocks=held_blocks,
+            hits=bucket.hits + front.hits, misses=bucket.misses,
+            hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
+            origin_requests=counters.requests, local_hits=bucket.local_hits,
+            origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
+            origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
+            used_bytes=room.used_by_bucket(bucket.name), quota_bytes=spec.quota_bytes,
+            max_replicas=spec.max_replicas, ttl_s=spec.ttl_s, prefixes=prefixes,
+            pins=[prefix.prefix for prefix in prefixes if prefix.pinned],
+        )  # fmt: skip
 
     async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:
         bucket = self._engine.bucket(_readable(request, name))
@@ -171,11 +194,13 @@ class Admin:
             bucket, query.get("prefix", ""), query.get("after"), int(text), hops_of(request)
         )
 
-    async def _stat(self, request: Request, path: str) -> ObjectStat:
+    async def _stat(self, request: Request, path: str, *, begins: bool) -> ObjectStat:
         name, _, key = path.partition("/")
         bucket = self._engine.bucket(_readable(request, name))
         metadata = self._engine.metadata
-        known = await metadata.locate(bucket, key, hops_of(request), is_refreshing=is_refreshing(request))
+        known = await metadata.locate(
+            bucket, key, hops_of(request), is_refreshing=is_refreshing(request), begins=begins
+        )
         return metadata.stat_of(known)
 
     def _held(self, request: Request, name: str) -> HeldAnswer:
@@ -184,10 +209,19 @@ class Admin:
         holds = self._engine.store.holds
         return HeldAnswer([holds(bucket.number, *block) for block in query.blocks])
 
+    async def _summary(self, request: Request, answer: Answer) -> None:
+        _needs_all(request)
+        data = memoryview(self._summaries.encoded())
+        answer.start(200, [("Content-Type", "application/octet-stream")], len(data))
+        for first in range(0, len(data), _PART_BYTES):
+            answer.data(data[first : first + _PART_BYTES])
+            await answer.drain()
+        answer.finish()
+
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
         bucket = self._engine.bucket(_readable(request, name))
         query = _blocks(request)
-        return await self._keeping.fetch(bucket, query.blocks)
+        return await self._keeping.fetch(bucket, query.blocks, query.age_s)
 
     async def _load(self, request: Request, name: str) -> LoadAnswer:
         bucket = self._engine.bucket(_readable(request, name))
@@ -198,7 +232,7 @@ class Admin:
             raise ConfigError(f"replicas must be 0 to {REPLICAS_MAX}, not {wanted.replicas}")
         for key in wanted.keys:
             check_key(key)
-        return LoadAnswer(await self._keeping.load(bucket, wanted.keys, wanted.replicas))
+        return LoadAnswer(await self._keeping.load(bucket, wanted.keys, wanted.replicas, wanted.age_s))
 
     async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:
         _needs_all(request)
@@ -234,27 +268,6 @@ class Admin:
             return Refreshed(dropped)
         fleet = self._engine.fleet
         return Refreshed(dropped, await fleet.refresh_all(bucket.name, prefix))
-
-
-def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
-    """Return `spec` if a bucket of that name and kind can be. Raises ConfigError."""
-    if name in RESERVED_BUCKETS:
-        raise ConfigError(f"{name!r} is a reserved bucket name")
-    try:
-        check_name("bucket", name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if spec.policy not in POLICIES:
-        raise ConfigError(f"{spec.policy!r} is not an eviction policy; there are {', '.join(POLICIES)}")
-    if spec.ttl_s < 0 or spec.stale_if_error_s < 0:
-        raise ConfigError("ttl_s and stale_if_error_s must not be negative")
-    if min(spec.negative_ttl_s, spec.evict_after_s, spec.quota_bytes, spec.max_replicas) < 0:
-        raise ConfigError("negative_ttl_s, evict_after_s, quota_bytes and max_replicas must not be negative")
-    if any(not rule.prefix or rule.quota_bytes < 0 for rule in spec.prefixes):
-        raise ConfigError("a prefix with rules must not be empty, and its quota_bytes not negative")
-    if spec.origin_bytes_per_s < 0 or spec.origin_requests_per_s < 0:
-        raise ConfigError("origin_bytes_per_s and origin_requests_per_s must not be negative; 0 is no limit")
-    return spec
 
 
 def _readable(request: Request, name: str) -> str:

@@ -73,7 +73,9 @@ class CacheBack:
     async def _try_object(self, bucket: Bucket, key: str, request: Request, answer: Answer) -> bool:
         """False if the object changed and another try may help."""
         hops = hops_of(request)
-        known = await self._engine.locate(bucket, key, hops, is_refreshing=is_refreshing(request))
+        known = await self._engine.locate(
+            bucket, key, hops, is_refreshing=is_refreshing(request), begins=_begins(request)
+        )
         wanted = request.header(b"if-match")
         if wanted is not None and wanted.strip() != "*" and version_of(wanted) != known.version:
             # Who asks knows another version, perhaps a newer one: what is known here may be stale.
@@ -147,6 +149,13 @@ def check_may_read(principal: Principal, bucket: str) -> None:
 
 def _method(request: Request, allowed: str) -> ConfigError:
     return ConfigError(f"{request.method} is not possible here: use {allowed}")
+
+
+def _begins(request: Request) -> bool:
+    """Whether the first byte of the object is wanted."""
+    if request.method != "GET" or request.header(b"if-none-match") is not None:
+        return False
+    return (request.header(b"range") or "bytes=0-").replace(" ", "").startswith("bytes=0-")
 
 
 def _object_headers(known: Known) -> list[tuple[str, str]]:

@@ -17,20 +17,18 @@ from stoker.cache.server.fetches import Ticket, leave_all
 from stoker.cache.server.port import Answer, Request
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, StokerError
-from stoker.wire.cache_api import (
+from stoker.wire.cache_api import MSGPACK, ErrorBody, code_of
+from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
     FRAME_ERROR,
     FRAME_LAST,
     FRAME_PLACE,
     INSTANCE_BYTES,
-    MSGPACK,
     PLACE,
     READ_KEYS_MAX,
     DescriptorsWanted,
-    ErrorBody,
     ReadRequest,
-    code_of,
 )
 from stoker.wire.http import check_key
 
@@ -125,7 +123,7 @@ class BatchReader:
         """A key's version and, all of it here or come, its first block; an empty object has none."""
         check_key(key)
         for attempt in (1, 2):
-            known = await self._engine.locate(bucket, key)
+            known = await self._engine.locate(bucket, key, begins=True)
             if known.size_bytes == 0:
                 return known, None
             found = await self._engine.block(known, 0)
@@ -196,14 +194,12 @@ class BatchReader:
         frame = FRAME.pack(kind, stop - start)
         ticket = found if isinstance(found, Ticket) else None
         while True:
-            data = None
-            try:
-                data = None if ticket is None else await ticket.whole()
-            finally:
-                if ticket is not None:
+            if ticket is not None:
+                try:
+                    await ticket.whole()
+                finally:
                     ticket.leave()
-            if data is not None:
-                answer.data(frame + data)
+                answer.landing(ticket.landing, 0, stop - start, frame)
                 return
             piece = self._engine.store.held(known, index)
             if piece is not None and piece.is_verified and answer.piece(piece, 0, stop - start, frame):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from stoker.base.ids import check_name
+from stoker.cache.evict import POLICIES
 from stoker.cache.origin.guarded import GuardedOrigin
-from stoker.wire.cache_api import BucketSpec
+from stoker.errors import ConfigError
+from stoker.wire.cache_api import RESERVED_BUCKETS, BucketSpec
 
 _REFRESHES_KEPT = 64
 
@@ -40,3 +43,26 @@ class Bucket:
     def refreshed_s(self, key: str) -> int:
         """When a key was refreshed last; 0: not lately."""
         return max((at_s for prefix, at_s in self.refreshed if key.startswith(prefix)), default=0)
+
+
+def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:
+    """Return `spec` if a bucket of that name and kind can be. Raises ConfigError."""
+    if name in RESERVED_BUCKETS:
+        raise ConfigError(f"{name!r} is a reserved bucket name")
+    try:
+        check_name("bucket", name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if spec.policy not in POLICIES:
+        raise ConfigError(f"{spec.policy!r} is not an eviction policy; there are {', '.join(POLICIES)}")
+    if spec.ttl_s < 0 or spec.stale_if_error_s < 0:
+        raise ConfigError("ttl_s and stale_if_error_s must not be negative")
+    if min(spec.negative_ttl_s, spec.evict_after_s, spec.quota_bytes, spec.max_replicas) < 0:
+        raise ConfigError("negative_ttl_s, evict_after_s, quota_bytes and max_replicas must not be negative")
+    if min(spec.read_ahead_streams, spec.read_ahead_bytes) < 0:
+        raise ConfigError("read_ahead_streams and read_ahead_bytes must not be negative; 0 is none")
+    if any(not rule.prefix or rule.quota_bytes < 0 for rule in spec.prefixes):
+        raise ConfigError("a prefix with rules must not be empty, and its quota_bytes not negative")
+    if spec.origin_bytes_per_s < 0 or spec.origin_requests_per_s < 0:
+        raise ConfigError("origin_bytes_per_s and origin_requests_per_s must not be negative; 0 is no limit")
+    return spec

@@ -13,10 +13,16 @@ class Budget:
     """
 
     def __init__(self, requests_max: int, bytes_max: int) -> None:
-        self._requests = requests_max
+        self._requests = self._requests_max = requests_max
         self._bytes_max = bytes_max
         self._bytes = bytes_max
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def is_half_free(self) -> bool:
+        """Whether nobody waits, nor soon will."""
+        is_free = 2 * self._bytes >= self._bytes_max and 2 * self._requests >= self._requests_max
+        return is_free and not self._queue
 
     async def take(self, size_bytes: int) -> None:
         """Wait for room. Every `take` that returns is matched by one `give`."""

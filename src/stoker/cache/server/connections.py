@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from stoker._native import Front, Piece
 from stoker.cache.auth.tokens import TokenAuth
+from stoker.cache.server.landing import Landing
 from stoker.cache.server.port import Answer, BatchHit, Request
 from stoker.cache.store.containers import ContainerFiles
-from stoker.wire.cache_api import DESCRIPTOR, FRAME, INSTANCE_BYTES, DescriptorsWanted
+from stoker.wire.cache_batch import DESCRIPTOR, FRAME, INSTANCE_BYTES, DescriptorsWanted
 from stoker.wire.http import response_head
 
 LOW_WATER_BYTES = 1024 * 1024
@@ -62,6 +63,19 @@ class FrontAnswer:
             self._front.say(self._connection, b"\r\n")
         self._unsent_bytes += size_bytes
         return True
+
+    def landing(self, landing: Landing, start: int, stop: int, before: bytes = b"") -> None:
+        if self._is_head or start == stop:
+            return
+        size_bytes = stop - start
+        if self._is_chunked:
+            before = b"%x\r\n%b" % (size_bytes + len(before), before)
+        if before:
+            self._front.say(self._connection, before)
+        self._front.send_inflow(self._connection, landing.inflow, start, size_bytes)
+        if self._is_chunked:
+            self._front.say(self._connection, b"\r\n")
+        self._unsent_bytes += size_bytes
 
     def batch(
         self, keys: Sequence[str], rule: tuple[int, float, int], wanted: DescriptorsWanted | None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
-from typing import NamedTuple
+from contextlib import suppress
 
 from stoker._native import Piece
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
+from stoker.cache.ahead import Limits
 from stoker.cache.layout import block_bounds
 from stoker.cache.limits import OriginLimits
 from stoker.cache.maglev import block_owner_name
@@ -21,43 +21,28 @@ from stoker.cache.server.fetches import Fetches, Ticket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.landing import Landing
 from stoker.cache.server.metadata import Metadata
+from stoker.cache.server.reading_ahead import ReadingAhead
+from stoker.cache.server.sources import Sources, Wanted
 from stoker.cache.store.known import Known
 from stoker.cache.store.lots import PrefixRule
 from stoker.cache.store.store import Store
 from stoker.errors import (
-    CacheUnavailable,
     ConfigError,
     CorruptBlock,
     EnvironmentProblem,
     ObjectChanged,
     ObjectNotFound,
-    ShortBody,
     StokerError,
 )
 from stoker.wire.cache_api import HOPS_MAX, BucketSpec
 
 FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
+BEGINNINGS_MAX = 128
+"""So many objects may be asked for together with their version at the same time."""
+ROOM_PARTS_AHEAD = 8
+"""What is read ahead of one place takes no more than such a part of the room."""
 SETTLE_S = 1.0
-HANDOVER_S = 600.0
-"""So long after the fleet has changed, who owned a block before is asked whether it holds it."""
-
-
-class _Wanted(NamedTuple):
-    """A block of a version: what fetches are told apart by. `tag`: see Known. One that was handed on often enough is
-    never the same as one that may be handed on: two servers would wait for each other."""
-
-    bucket: int
-    key: str
-    version: str
-    size_bytes: int
-    tag: int
-    block: int
-    hops: int
-
-    @property
-    def known(self) -> Known:
-        return Known(self.bucket, self.key, self.version, self.size_bytes, self.tag, 0)
 
 
 class Engine:
@@ -70,13 +55,22 @@ class Engine:
         self.store = store
         self.fleet = fleet
         self.block_size_bytes = store.holdings.block_size_bytes
-        self.metadata = Metadata(store, fleet, clock, self.buckets)
+        self.metadata = Metadata(store, fleet, clock, self.buckets, self)
         self._by_number: dict[int, Bucket] = {}
         self._clock = clock
         self._rng = rng
         self._open_origin = open_origin
-        self._fetches: Fetches[_Wanted] = Fetches(self._fetch, self._keep)
-        self._loading: set[_Wanted] = set()
+        self._fetches: Fetches[Wanted] = Fetches(self._fetch, self._keep)
+        self._loading: set[Wanted] = set()
+        self._sources = Sources(fleet, clock, self.block_size_bytes)
+        self._beginnings: set[asyncio.Task[None]] = set()
+        self._ahead = ReadingAhead(
+            self._limits_ahead,
+            lambda known, index: self._join(known, index, HOPS_MAX)[0],
+            self._is_to_come,
+            store.has,
+            self.block_size_bytes,
+        )
         # One for each time that a request may have been handed on: what waits for another server must not keep that
         # server's own requests waiting, or both wait for ever.
         self._budgets = [Budget(FETCHES_MAX, FETCH_BYTES_MAX) for _ in range(HOPS_MAX + 1)]
@@ -130,10 +124,12 @@ class Engine:
             raise ObjectNotFound(f"no bucket {name!r}; there are: {known}")
         return found
 
-    async def locate(self, bucket: Bucket, key: str, hops: int = 0, *, is_refreshing: bool = False) -> Known:
-        """The version of an object. Raises ObjectNotFound; OriginError if the origin fails and nothing recent enough is
-        known."""
-        known = await self.metadata.locate(bucket, key, hops, is_refreshing=is_refreshing)
+    async def locate(
+        self, bucket: Bucket, key: str, hops: int = 0, *, is_refreshing: bool = False, begins: bool = False
+    ) -> Known:
+        """The version of an object; if it `begins`, its first block is wanted next. Raises ObjectNotFound; OriginError
+        if the origin fails and nothing recent enough is known."""
+        known = await self.metadata.locate(bucket, key, hops, is_refreshing=is_refreshing, begins=begins)
         if known.is_absent:
             raise ObjectNotFound(f"no object {key!r} in {bucket.name!r}")
         return known
@@ -145,16 +141,83 @@ class Engine:
 
     def fetch(self, known: Known, index: int, hops: int = 0) -> Ticket:
         """A part in fetching a block from where it is, together with all who want it now."""
-        return self._join(known, index, hops)[0]
+        ticket = self._join(known, index, hops)[0]
+        self._ahead.asked(known, index)
+        return ticket
 
-    def _join(self, known: Known, index: int, hops: int) -> tuple[Ticket, _Wanted]:
-        start, stop = block_bounds(known.size_bytes, self.block_size_bytes, index)
+    def _join(self, known: Known, index: int, hops: int) -> tuple[Ticket, Wanted]:
+        wanted = self._wanted(known, index, hops)
+        return self._fetches.join(wanted, self._size_bytes(wanted)), wanted
+
+    def _wanted(self, known: Known, index: int, hops: int) -> Wanted:
         bucket = self._by_number[known.bucket]
         name = block_owner_name(bucket.name, known.key, index)
         # All who make this server go to the origin are one, however often they were handed on.
         hops = self.fleet.hops(name, bucket.spec.max_replicas, hops)
-        wanted = _Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index, hops)
-        return self._fetches.join(wanted, stop - start), wanted
+        return Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index, hops)
+
+    def _limits_ahead(self, known: Known) -> Limits:
+        """What may be fetched ahead of a file's readers now: nothing that another reader would have to wait for."""
+        bucket = self._by_number[known.bucket]
+        is_free = (
+            self._budgets[HOPS_MAX].is_half_free and not bucket.origin.is_busy and self.store.problem is None
+        )
+        room_bytes = min(bucket.spec.quota_bytes or self.store.room.limit_bytes, self.store.room.limit_bytes)
+        distance_bytes = min(bucket.spec.read_ahead_bytes, room_bytes // ROOM_PARTS_AHEAD)
+        streams = bucket.spec.read_ahead_streams if is_free else 0
+        stride = max(1, len(self.fleet.view.members))
+        return Limits(streams, distance_bytes // self.block_size_bytes, stride)
+
+    def _is_to_come(self, known: Known, index: int) -> bool:
+        """Whether a block is this server's to fetch and to keep."""
+        bucket = self._by_number[known.bucket]
+        route = self.fleet.route(block_owner_name(bucket.name, known.key, index), bucket.spec.max_replicas, 0)
+        is_ours = known.tag != 0 and route.keeps and not route.peers
+        return (
+            is_ours
+            and not self.store.has(known, index)
+            and self._wanted(known, index, 0) not in self._fetches
+        )
+
+    def _size_bytes(self, wanted: Wanted) -> int:
+        start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
+        return stop - start
+
+    def may_begin(self, bucket: Bucket, key: str, hops: int) -> bool:
+        """Whether the first block of an object should be asked for together with its version."""
+        if len(self._beginnings) >= BEGINNINGS_MAX:
+            return False
+        known = self.store.find(bucket.number, key)
+        if self._sources.owner_before(block_owner_name(bucket.name, key, 0)) is not None:
+            return False  # who may hold it
+        if known is None or known.is_absent:
+            return True
+        return not self.store.has(known, 0) and self._wanted(known, 0, hops) not in self._fetches
+
+    def begin(self, bucket: Bucket, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None:
+        """The first bytes of an object come with what is known of it: its first block is fetched with them."""
+        wanted = self._wanted(known, 0, hops)
+        ticket = None
+        if known.size_bytes and wanted not in self._fetches:
+            self._sources.begun[wanted] = parts
+            ticket = self._fetches.join(wanted, self._size_bytes(wanted))
+        task = asyncio.get_running_loop().create_task(self._see_through(wanted, ticket, parts))
+        self._beginnings.add(task)
+        task.add_done_callback(self._beginnings.discard)
+
+    async def _see_through(
+        self, wanted: Wanted, ticket: Ticket | None, parts: AsyncGenerator[bytes, None]
+    ) -> None:
+        if ticket is None:
+            await parts.aclose()
+            return
+        try:
+            with suppress(StokerError):
+                await ticket.whole()
+        finally:
+            ticket.leave()
+            if self._sources.begun.pop(wanted, None) is not None:
+                await parts.aclose()
 
     async def ensure(self, known: Known, index: int) -> bool:
         """Hold a block here, fetched if it must be; nothing of another bucket leaves for it. Whether it is held. Raises
@@ -184,15 +247,15 @@ class Engine:
     async def close(self) -> None:
         """Stop fetching and make all durable."""
         await self._fetches.close()
+        await asyncio.gather(*self._beginnings, return_exceptions=True)
+        await self._ahead.close()
         await self.metadata.close()
         for bucket in self.buckets.values():
             await bucket.origin.close()
         await self.fleet.close()
         await self.store.close()
 
-    # -- where a block comes from -------------------------------------------------------------------------------
-
-    async def _fetch(self, wanted: _Wanted, landing: Landing) -> None:
+    async def _fetch(self, wanted: Wanted, landing: Landing) -> None:
         known, bucket = wanted.known, self._by_number[wanted.bucket]
         now = self.store.find(known.bucket, known.key)
         if now is not None and now.version != known.version:
@@ -206,74 +269,14 @@ class Engine:
         await self._budgets[wanted.hops].take(landing.size_bytes)
         landing.granted_bytes = landing.size_bytes
         try:
-            if not await self._from_peers(wanted, bucket, landing):
-                await self._from_origin(wanted, bucket, landing)
-            if not landing.is_whole:
-                raise ShortBody(f"{landing.filled} of {landing.size_bytes} bytes came of {known.key!r}")
+            await self._sources.fill(wanted, bucket, landing)
         except BaseException as error:
             self._give_budget(wanted, landing)
             if isinstance(error, (ObjectChanged, ObjectNotFound)):
                 self.metadata.forget(known)
             raise
 
-    async def _from_origin(self, wanted: _Wanted, bucket: Bucket, landing: Landing) -> None:
-        start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
-        parts = bucket.origin.stream(wanted.key, start + landing.filled, stop, wanted.version)
-        async with aclosing(parts):
-            async for part in parts:
-                landing.take(part)
-
-    async def _from_peers(self, wanted: _Wanted, bucket: Bucket, landing: Landing) -> bool:
-        """Whether a peer had it all. What one cannot give, the next goes on with, and then the origin."""
-        if self.fleet.is_alone:
-            return False
-        name = block_owner_name(bucket.name, wanted.key, wanted.block)
-        for peer, url in self.fleet.candidates(name, bucket.spec.max_replicas, wanted.hops):
-            if await self._from_peer(peer, url, wanted, bucket, landing, wanted.hops + 1):
-                return True
-        before = await self._owner_before(name, wanted, bucket)
-        return before is not None and await self._from_peer(*before, wanted, bucket, landing, HOPS_MAX)
-
-    async def _from_peer(
-        self, peer: str, url: str, wanted: _Wanted, bucket: Bucket, landing: Landing, hops: int
-    ) -> bool:
-        start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
-        at = start + landing.filled
-        parts = self.fleet.peers.stream(url, bucket.name, wanted.key, at, stop, wanted.version, hops)
-        try:
-            await self._take(parts, bucket, landing)
-        except CacheUnavailable as error:
-            self.fleet.lost(peer, error)
-        except StokerError:
-            return False  # it knows another version, or its origin fails: the origin has the last word
-        return landing.is_whole
-
-    async def _take(self, parts: AsyncGenerator[bytes, None], bucket: Bucket, landing: Landing) -> None:
-        async with aclosing(parts):
-            async for part in parts:
-                landing.take(part)
-                bucket.peer_bytes += len(part)
-
-    async def _owner_before(self, name: str, wanted: _Wanted, bucket: Bucket) -> tuple[str, str] | None:
-        """Who owned the block until the fleet changed, and holds it still; only if this server owns it now."""
-        if self._clock.now() - self.fleet.changed_at > HANDOVER_S:
-            return None
-        owner = self.fleet.view.placement().owner(name)
-        before = self.fleet.view.owner_before(name)
-        url = None if before is None else self.fleet.url(before)
-        if before is None or url is None or owner is None or owner.name != self.fleet.me.name:
-            return None
-        try:
-            question = [(wanted.key, wanted.version, wanted.block)]
-            held = (await self.fleet.peers.held(url, bucket.name, question)).held
-        except CacheUnavailable as error:
-            self.fleet.lost(before, error)
-            return None
-        except StokerError:
-            return None
-        return (before, url) if held[0] else None
-
-    async def _keep(self, wanted: _Wanted, landing: Landing) -> None:
+    async def _keep(self, wanted: Wanted, landing: Landing) -> None:
         bucket = self._by_number[wanted.bucket]
         name = block_owner_name(bucket.name, wanted.key, wanted.block)
         try:
@@ -282,12 +285,14 @@ class Engine:
             if keeps and await self.store.put(
                 wanted.known, wanted.block, landing.data, is_loading=is_loading
             ):
-                landing.stored()
+                piece = self.store.held(wanted.known, wanted.block)
+                if piece is not None:
+                    landing.stored(self.store.files.sending, piece)
         finally:
             landing.settle()
             self._give_budget(wanted, landing)
 
-    def _give_budget(self, wanted: _Wanted, landing: Landing) -> None:
+    def _give_budget(self, wanted: Wanted, landing: Landing) -> None:
         granted_bytes, landing.granted_bytes = landing.granted_bytes, 0
         if granted_bytes:
             self._budgets[wanted.hops].give(granted_bytes)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
-from urllib.parse import urlsplit
-
-import msgspec
 
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.port import Membership
+from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.maglev import Member
 from stoker.cache.route import PEERS_MAX, FleetView, Route
+from stoker.cache.server.attending import Attending
+from stoker.cache.server.dues import Dues
 from stoker.cache.server.peers import Peers
+from stoker.cache.server.vetting import Vetting
 from stoker.errors import CacheUnavailable, StokerError
-from stoker.wire.cache_api import HOPS_MAX, FleetMember, FleetStatus
+from stoker.wire.cache_api import HOPS_MAX, BucketSpec, FleetMember, FleetStatus
 
 log = logging.getLogger("stoker.cache")
 T = TypeVar("T")
+JOIN_S = 3.0
+"""After so long a server begins to serve alone, and goes on trying to be in its fleet."""
 PROBE_EVERY_S = 0.5
-RETIRE_S = 1.5
-OWED_MAX = 1000
 GONE_MAX = 200
 
 
@@ -32,28 +33,39 @@ class Fleet:
     """Lives on one event loop. Without `membership` this server is alone."""
 
     def __init__(
-        self, me: FleetMember, membership: Membership | None, peers: Peers, clock: Clock, rng: Rng
+        self,
+        me: FleetMember,
+        membership: Membership | None,
+        peers: Peers,
+        clock: Clock,
+        rng: Rng,
+        block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES,
     ) -> None:
         self.me = me
         self.view = FleetView(me.name)
+        self._block_size_bytes = block_size_bytes
+        self.vetting = Vetting(self.view, peers, clock, rng.fork(1), block_size_bytes)
+        self._dues = Dues(peers, self.lost)
         self.changed_at = -1e9
-        self._membership = membership
+        self._attending = None if membership is None else Attending(me, membership, self.vetting, rng.fork(2))
         self._peers = peers
         self._clock = clock
         self._rng = rng
         self._urls: dict[str, str] = {}
         self._members: tuple[FleetMember, ...] = (me,)
+        self._joining: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         # Who was a member: it may be one again, and must hear what it missed.
         self._gone: set[str] = set()
-        self._owed: dict[str, dict[tuple[str, str], None]] = {}
         self.on_change: Callable[[], None] = lambda: None
+        self.on_late_join: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
 
     @property
     def is_single(self) -> bool:
         """Whether this server is in no fleet."""
-        return self._membership is None
+        return self._attending is None
 
     @property
     def is_alone(self) -> bool:
@@ -64,46 +76,62 @@ class Fleet:
     def peers(self) -> Peers:
         return self._peers
 
+    @property
+    def notes(self) -> list[str]:
+        """What operators should know."""
+        if self._attending is None:
+            return []
+        problem = self._attending.problem
+        if self._watching is None:
+            why = problem or "there is no answer yet"
+            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}"]
+        known = "those who were known last stay its members"
+        return [] if problem is None else [f"the fleet's membership cannot be reached, {known}: {problem}"]
+
     async def start(self) -> None:
-        """Be in the fleet, and know it. Raises EnvironmentProblem."""
-        if self._membership is None:
+        """Be in the fleet, and know it; where its membership cannot be reached within JOIN_S, as soon as it can be:
+        `on_late_join` is called then, or `on_failure` with what is raised here else. Raises ConfigError."""
+        if self._attending is None:
             return
-        members = self._membership.members()
-        first = await anext(members)
-        await self._membership.announce(self.me)
-        others = [member for member in first if member.name != self.me.name and _is_good(member)]
-        self._take(others)  # who owned what until this server came
-        self._take([*others, self.me])
-        self._watching = asyncio.get_running_loop().create_task(self._watch(members))
-        self._probing = asyncio.get_running_loop().create_task(self._probe())
+        self._joining = asyncio.get_running_loop().create_task(self._join(self._attending))
+        await asyncio.wait((self._joining,), timeout=JOIN_S)
+        if self._joining.done():
+            self._joining.result()
+        else:
+            self._joining.add_done_callback(self._has_joined_late)
 
     async def retire(self) -> None:
         """Own nothing any more: others are asked in this server's place, while it still answers and hands on what it
         holds. Returns once they can know."""
-        if self._membership is not None and not self.is_alone:
-            try:
-                await self._membership.announce(msgspec.structs.replace(self.me, weight=0))
-            except StokerError as error:
-                log.warning("the fleet cannot be told that this server leaves: %s", error)
-                return
-            await asyncio.sleep(RETIRE_S)
+        if self._attending is not None and not self.is_alone:
+            await self._attending.retire()
 
     async def leave(self) -> None:
         """Be a member no more."""
-        tasks = [task for task in (self._watching, self._probing) if task is not None]
+        tasks = [task for task in (self._joining, self._watching, self._probing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._membership is not None:
-            await self._membership.leave()
+        if self._attending is not None:
+            await self._attending.leave()
 
     async def close(self) -> None:
         await self._peers.close()
 
-    def status(self, block_size_bytes: int) -> FleetStatus:
-        """The fleet as this server sees it."""
-        down = sorted(self.view.down())
-        return FleetStatus(self.me.name, list(self._members), down, block_size_bytes)
+    def status(
+        self, *, is_trusting: bool = True, added: Mapping[str, BucketSpec] | None = None
+    ) -> FleetStatus:
+        """The fleet as this server sees it, for one who may do everything or may not."""
+        return FleetStatus(
+            name=self.me.name,
+            members=list(self._members),
+            down=sorted(self.view.down()),
+            block_size_bytes=self._block_size_bytes,
+            troubles=self.vetting.troubles(),
+            instance=self.vetting.instance,
+            is_trusting=is_trusting,
+            added=dict(added or {}),
+        )
 
     def route(self, name: str, max_replicas: int, hops: int) -> Route:
         """Where what is placed by that name comes from."""
@@ -145,9 +173,8 @@ class Fleet:
                 yield left[0], url
 
     def lost(self, name: str, error: CacheUnavailable) -> None:
-        """A member could not be reached."""
-        log.info("%s is left out for a while: %s", name, error)
-        self.view.failed(name, self._clock.now(), self._rng)
+        """A member could not be reached, or refuses this server."""
+        self.vetting.lost(name, str(error))
 
     async def ask_all(self, question: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
         """What every other member says, and the names of those that said nothing."""
@@ -167,29 +194,15 @@ class Fleet:
     async def refresh_all(self, bucket: str, prefix: str) -> list[str]:
         """Have every other member drop what it knows under a prefix; the names of those that could not be told, and
         will be as soon as they can be."""
-        names = {member.name for member in self._members} | self._gone
-        for name in names - {self.me.name}:
-            owed = self._owed.setdefault(name, {})
-            owed[bucket, prefix] = None
-            if len(owed) > OWED_MAX:
-                self._owed[name] = {(bucket, ""): None for bucket, _ in owed}
-        await asyncio.gather(*(self._pay(name) for name in names & self._urls.keys() - {self.me.name}))
-        return sorted(name for name in self._owed if (bucket, prefix) in self._owed[name])
+        names = ({member.name for member in self._members} | self._gone) - {self.me.name}
+        self._dues.owe(names, bucket, prefix)
+        await self._pay(names)
+        return self._dues.missed(bucket, prefix)
 
-    async def _pay(self, name: str) -> None:
-        """Tell a member what it has missed."""
-        for bucket, prefix in list(self._owed.get(name, ())):
-            try:
-                await self._peers.refresh(self._urls[name], bucket, prefix, 1)
-            except CacheUnavailable as error:
-                self.lost(name, error)
-                return
-            except StokerError as error:
-                log.warning("%s does not drop what it knows of %s: %s", name, bucket, error)
-            owed = self._owed.get(name, {})
-            owed.pop((bucket, prefix), None)
-            if not owed:
-                self._owed.pop(name, None)
+    async def _pay(self, names: Iterable[str]) -> None:
+        await asyncio.gather(
+            *(self._dues.pay(name, self._urls[name]) for name in names if name in self._urls)
+        )
 
     def _take(self, members: list[FleetMember]) -> None:
         self._members = tuple(sorted(members, key=lambda member: member.name))
@@ -198,6 +211,7 @@ class Fleet:
             self._gone = set()
         self._urls = {member.name: member.url for member in members}
         self._peers.keep(self._urls.values())
+        self.vetting.keep(self._urls)
         if self.view.set_members(Member(m.name, m.weight, m.zone) for m in members):
             self.changed_at = self._clock.now()
             names = ", ".join(m.name for m in self._members)
@@ -209,35 +223,38 @@ class Fleet:
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
             try:
-                await asyncio.gather(*(self._look_after(name) for name in self.view.due(self._clock.now())))
-                up = self._urls.keys() - self.view.down()
-                await asyncio.gather(*(self._pay(name) for name in list(self._owed) if name in up))
+                due = self.view.due(self._clock.now())
+                away = [member for member in self._members if member.name in due]
+                await asyncio.gather(*(self.vetting.vet(member) for member in away))
+                down = self.view.down()
+                await self._pay([name for name in self._dues.names if name not in down])
             except Exception:
                 # A defect here must not end it: nobody who is down would ever be asked again.
                 log.exception("looking after the fleet failed")
 
-    async def _look_after(self, name: str) -> None:
-        url = self._urls.get(name)
-        if url is not None and await self._peers.is_alive(url):
-            log.info("%s is back", name)
-            self.view.answered(name)
-        else:
-            self.view.failed(name, self._clock.now(), self._rng)
+    async def _join(self, attending: Attending) -> None:
+        others = await attending.join()
+        self._take(others)  # who owned what until this server came
+        self._take([*others, self.me])
+        self._watching = asyncio.get_running_loop().create_task(self._watch(attending))
+        self._watching.add_done_callback(self._has_ended)
+        self._probing = asyncio.get_running_loop().create_task(self._probe())
 
-    async def _watch(self, members: AsyncGenerator[Sequence[FleetMember], None]) -> None:
-        async with aclosing(members):
-            async for found in members:
-                self._take([member for member in found if _is_good(member)])
+    def _has_joined_late(self, joining: asyncio.Task[None]) -> None:
+        if not self._has_ended(joining):
+            log.info("this server is in its fleet now")
+            self.on_late_join()
 
+    def _has_ended(self, task: asyncio.Task[None]) -> bool:
+        """Whether it was ended by something, which is said where it was not on purpose."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StokerError):
+            self.on_failure(error)
+        elif error is not None:
+            log.error("looking after the fleet ended by a defect", exc_info=error)
+        return task.cancelled() or error is not None
 
-def _is_good(member: FleetMember) -> bool:
-    """Whether a member can be asked, and placed; what others wrote down may be anything."""
-    try:
-        parts = urlsplit(member.url)
-        if parts.scheme == "http" and parts.hostname and parts.port:
-            Member(member.name, member.weight, member.zone)
-            return True
-    except ValueError:
-        pass
-    log.warning("%r at %r is no member of a fleet, and left out", member.name, member.url)
-    return False
+    async def _watch(self, attending: Attending) -> None:
+        async with aclosing(attending.changes()) as changes:
+            async for members in changes:
+                self._take(members)

@@ -80,8 +80,10 @@ class Keeping:
             raise
         return Pins(sorted(bucket.pins))
 
-    async def load(self, bucket: Bucket, keys: Sequence[str], replicas: int) -> list[LoadItem]:
-        """Have objects held where they belong in the fleet, in the order of the keys."""
+    async def load(
+        self, bucket: Bucket, keys: Sequence[str], replicas: int, age_s: int = 0
+    ) -> list[LoadItem]:
+        """Have objects held where they belong in the fleet, in the order of the keys, for a load that is so old."""
         located = await asyncio.gather(*(self._locate(bucket, key) for key in keys))
         where: dict[str, list[Block]] = defaultdict(list)
         for known in located:
@@ -89,11 +91,12 @@ class Keeping:
                 for index in range(block_count(known.size_bytes, self._engine.block_size_bytes)):
                     for server in self._keepers(bucket, known, index, replicas):
                         where[server].append((known.key, known.version, index))
-        held = await self._ask_all(bucket, where, is_fetching=False)
-        loaded = await self._ask_all(
-            bucket, {server: [b for b in blocks if held[server, b] is not True] for server, blocks in where.items()},
-            is_fetching=True,
-        )  # fmt: skip
+        held = await self._ask_all(bucket, where, None)
+        missing = {
+            server: [block for block in blocks if held[server, block] is not True]
+            for server, blocks in where.items()
+        }
+        loaded = await self._ask_all(bucket, missing, age_s)
         wanted: dict[str, list[tuple[str, Block]]] = defaultdict(list)
         for server, blocks in where.items():
             for block in blocks:
@@ -103,9 +106,11 @@ class Keeping:
             for key, known in zip(keys, located, strict=True)
         ]
 
-    async def fetch(self, bucket: Bucket, blocks: Sequence[Block]) -> HeldAnswer:
-        """Hold these blocks here; which of them are, and why others could not be fetched."""
-        said = await asyncio.gather(*(self._fetch(bucket, block) for block in blocks))
+    async def fetch(self, bucket: Bucket, blocks: Sequence[Block], age_s: int = 0) -> HeldAnswer:
+        """Hold these blocks here, for a load that is so old; which of them are, and why others could not be fetched."""
+        store = self._engine.store
+        with store.clearing.loading(store.now_s() - max(0, age_s)):
+            said = await asyncio.gather(*(self._fetch(bucket, block) for block in blocks))
         why = {place: found for place, found in enumerate(said) if isinstance(found, str)}
         return HeldAnswer([found is True for found in said], why)
 
@@ -137,34 +142,36 @@ class Keeping:
         return [owner.name for owner in owners] or [fleet.me.name]
 
     async def _ask_all(
-        self, bucket: Bucket, where: dict[str, list[Block]], *, is_fetching: bool
+        self, bucket: Bucket, where: dict[str, list[Block]], load_age_s: int | None
     ) -> dict[tuple[str, Block], bool | str]:
-        """Of each server, which of its blocks it holds, or why it could not get one; none, where it cannot be asked."""
+        """Of each server, which of its blocks it holds, or why it could not get one; none, where it cannot be asked.
+        With a load's age they are fetched before."""
         said: dict[tuple[str, Block], bool | str] = {}
 
         async def ask(server: str, blocks: list[Block]) -> None:
             for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
                 part = blocks[first : first + _BLOCKS_AT_ONCE]
-                answer = await self._ask(bucket, server, part, is_fetching=is_fetching)
+                answer = await self._ask(bucket, server, part, load_age_s)
                 said.update(zip(((server, block) for block in part), answer, strict=True))
 
         await asyncio.gather(*(ask(server, blocks) for server, blocks in where.items()))
         return said
 
     async def _ask(
-        self, bucket: Bucket, server: str, blocks: list[Block], *, is_fetching: bool
+        self, bucket: Bucket, server: str, blocks: list[Block], load_age_s: int | None
     ) -> list[bool | str]:
         fleet, store = self._engine.fleet, self._engine.store
         try:
             if server == fleet.me.name:
-                if is_fetching:
-                    return _said(await self.fetch(bucket, blocks))
+                if load_age_s is not None:
+                    return _said(await self.fetch(bucket, blocks, load_age_s))
                 return [store.holds(bucket.number, key, version, index) for key, version, index in blocks]
             url = fleet.url(server)
             if url is None:
                 return [False] * len(blocks)
-            ask = fleet.peers.fetch if is_fetching else fleet.peers.held
-            return _said(await ask(url, bucket.name, blocks))
+            if load_age_s is not None:
+                return _said(await fleet.peers.fetch(url, bucket.name, blocks, load_age_s))
+            return _said(await fleet.peers.held(url, bucket.name, blocks))
         except CacheUnavailable as error:
             fleet.lost(server, error)
         except StokerError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stoker.base.clock import Clock
 from stoker.cache.maglev import block_owner_name
@@ -20,32 +21,54 @@ from stoker.wire.cache_api import ObjectInfo, ObjectPage, ObjectStat
 class _Stat(NamedTuple):
     """A question that is asked once for all who ask it at the same time. One that was handed on often enough is never
     the same as one that may be handed on: two servers would wait for each other. Nor is one that was asked before a
-    refresh the same as one after it; `refreshes` counts them."""
+    refresh the same as one after it; `refreshes` counts them. `begins`: its first bytes are wanted next."""
 
     bucket: str
     key: str
     hops: int
     is_refreshing: bool
     refreshes: int
+    begins: bool
+
+
+class FirstBlocks(Protocol):
+    """Where the first bytes of an object go that come together with its version."""
+
+    def may_begin(self, bucket: Bucket, key: str, hops: int) -> bool:
+        """Whether they are worth having: they are not here, and not too many others are coming."""
+        ...
+
+    def begin(self, bucket: Bucket, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None:
+        """Take them over."""
+        ...
 
 
 class Metadata:
     """Lives on one event loop."""
 
-    def __init__(self, store: Store, fleet: Fleet, clock: Clock, buckets: dict[str, Bucket]) -> None:
+    def __init__(
+        self, store: Store, fleet: Fleet, clock: Clock, buckets: dict[str, Bucket], first: FirstBlocks
+    ) -> None:
         self._store = store
+        self._first = first
         self._fleet = fleet
         self._clock = clock
         self._buckets = buckets
         self._stats: Flights[_Stat, Known] = Flights(self._stat)
         self._lists = Lists()
-        # While this server was away the others may have been told to forget what it still knows.
-        self._not_before_s = 0 if fleet.is_single else store.now_s()
+        # While this server was away the others may have been told to forget what it still knows; and how old that is
+        # nobody knows where the clock was set.
+        is_trusted = fleet.is_single and not store.index.is_of_later
+        self._not_before_s = 0 if is_trusted else store.now_s()
 
     def rule(self, bucket: Bucket) -> tuple[int, float, int]:
         """What makes a hit of a bucket, for the front: its number, its ttl in seconds, and when the origin must have
         been asked at the earliest."""
         return bucket.number, bucket.spec.ttl_s, self._not_before_s
+
+    def confirm_all(self) -> None:
+        """Have what is known confirmed before it is believed again: this server may not have been told to forget it."""
+        self._not_before_s = self._store.now_s() + 1
 
     def fresh(self, bucket: Bucket, key: str) -> Known | None:
         """What is known of a key, if nobody need be asked."""
@@ -58,15 +81,19 @@ class Metadata:
         is_fresh = known.checked_s >= self._not_before_s and self._is_within(known, ttl_s)
         return known if is_fresh else None
 
-    async def locate(self, bucket: Bucket, key: str, hops: int = 0, *, is_refreshing: bool = False) -> Known:
+    async def locate(
+        self, bucket: Bucket, key: str, hops: int = 0, *, is_refreshing: bool = False, begins: bool = False
+    ) -> Known:
         """The version of a key, which may be that there is none; the origin is asked where it is unknown or old, or
-        `is_refreshing`. Raises OriginError if the origin fails and nothing recent enough is known."""
+        `is_refreshing`; if it `begins`, for its first bytes as well. Raises OriginError if the origin fails and nothing
+        recent enough is known."""
         known = None if is_refreshing else self.fresh(bucket, key)
         if known is not None:
             return known
         try:
             hops = self._fleet.hops(block_owner_name(bucket.name, key, 0), 1, hops)
-            return await self._stats.get(_Stat(bucket.name, key, hops, is_refreshing, bucket.refreshes))
+            asked = _Stat(bucket.name, key, hops, is_refreshing, bucket.refreshes, begins)
+            return await self._stats.get(asked)
         except OriginError:
             known = self._store.find(bucket.number, key)
             stale_s = bucket.spec.ttl_s + bucket.spec.stale_if_error_s
@@ -152,11 +179,15 @@ class Metadata:
                 checked_s=checked_s if asked.refreshes == bucket.refreshes else 0,
             )
         try:
-            info = await bucket.origin.stat(asked.key)
+            if asked.begins and self._first.may_begin(bucket, asked.key, asked.hops):
+                opened = await bucket.origin.open(asked.key, self._store.holdings.block_size_bytes)
+                known = self._learn(bucket, opened.info, asked.refreshes)
+                self._first.begin(bucket, known, opened.parts, asked.hops)
+                return known
+            return self._learn(bucket, await bucket.origin.stat(asked.key), asked.refreshes)
         except ObjectNotFound:
             checked = None if asked.refreshes == bucket.refreshes else 0
             return self._store.learn(bucket.number, asked.key, "", 0, is_absent=True, checked_s=checked)
-        return self._learn(bucket, info, asked.refreshes)
 
     async def _owner_says(self, asked: _Stat, is_refreshing: bool) -> ObjectStat | None:
         """None: this server is the owner, or the owner cannot be asked."""
@@ -164,7 +195,9 @@ class Metadata:
         peers, hops = self._fleet.peers, asked.hops + 1
 
         async def ask(url: str) -> ObjectStat:
-            return await peers.stat(url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing)
+            return await peers.stat(
+                url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing, begins=asked.begins
+            )
 
         return await self._fleet.ask(name, 1, asked.hops, ask)
 

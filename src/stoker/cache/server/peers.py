@@ -11,11 +11,15 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from stoker.cache.summary import ENCODED_BYTES_MAX
 from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
 from stoker.wire.cache_api import (
     HOPS,
     MSGPACK,
+    BucketAdded,
+    BucketSpec,
     Evicted,
+    FleetStatus,
     HeldAnswer,
     HeldQuery,
     ObjectPage,
@@ -40,8 +44,13 @@ Block = tuple[str, str, int]
 _Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+class PeerRefused(CacheUnavailable):
+    """A peer does not take this server's token."""
+
+
 class Peers:
-    """Every method raises CacheUnavailable where the peer cannot be reached or falls silent, and what the peer says."""
+    """Every method raises CacheUnavailable where the peer cannot be reached, falls silent, or refuses this server's
+    token (PeerRefused), and what the peer says."""
 
     def __init__(self, token: str | None, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
@@ -51,10 +60,11 @@ class Peers:
             self._headers += f"Authorization: Bearer {token}\r\n"
 
     async def stat(
-        self, url: str, bucket: str, key: str, hops: int, *, is_refreshing: bool = False
+        self, url: str, bucket: str, key: str, hops: int, *, is_refreshing: bool = False, begins: bool = False
     ) -> ObjectStat:
-        """What a peer knows of a key; as the owner it asks the origin, where it must or is to."""
-        target = f"/-/stat{object_target(bucket, key)}"
+        """What a peer knows of a key; as the owner it asks the origin, where it must or is to. If it `begins`, the
+        peer's first block of it is wanted next."""
+        target = f"/-/stat{object_target(bucket, key)}" + ("?begins=1" if begins else "")
         return await self._call(
             url, "GET", target, ObjectStat, hops=hops, headers=_REFRESHING if is_refreshing else ""
         )
@@ -77,9 +87,16 @@ class Peers:
         """Which of these blocks a peer holds."""
         return await self._about("held", url, bucket, blocks)
 
-    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
-        """Have a peer fetch what it does not hold of these blocks; which it holds then."""
-        return await self._about("fetch", url, bucket, blocks)
+    async def fetch(self, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0) -> HeldAnswer:
+        """Have a peer fetch what it does not hold of these blocks, for a load that is so old; which it holds then."""
+        return await self._about("fetch", url, bucket, blocks, age_s)
+
+    async def add_bucket(
+        self, url: str, name: str, spec: BucketSpec, *, is_check: bool = False
+    ) -> BucketAdded:
+        """Have a peer add a bucket, or only say whether it would, and tell nobody."""
+        target = f"/-/buckets/{quote(name, safe='')}{'?check=1' if is_check else ''}"
+        return await self._call(url, "PUT", target, BucketAdded, msgspec.json.encode(spec), hops=1)
 
     async def evict(self, url: str, bucket: str, prefix: str) -> Evicted:
         """Have a peer give up what it holds under a prefix."""
@@ -90,8 +107,20 @@ class Peers:
         method = "PUT" if is_pinned else "DELETE"
         return await self._call(url, method, target_below("pin", bucket, prefix), Pins, b"", hops=1)
 
-    async def _about(self, route: str, url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
-        body = msgspec.msgpack.encode(HeldQuery(list(blocks)))
+    async def summary(self, url: str) -> bytes:
+        """What a peer holds, encoded; see `cache/summary.py`."""
+        async with self._asked(url, "GET", "/-/summary", "", None) as (reader, head):
+            if (head.content_length or 0) > ENCODED_BYTES_MAX:
+                raise WireError(f"{url} sends a summary of {head.content_length} bytes, which none has")
+            said = await self._body(url, reader, head)
+        if head.status >= 400:
+            raise _failure(url, head, said)
+        return said
+
+    async def _about(
+        self, route: str, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0
+    ) -> HeldAnswer:
+        body = msgspec.msgpack.encode(HeldQuery(list(blocks), age_s))
         answer = await self._call(url, "POST", f"/-/{route}/{quote(bucket, safe='')}", HeldAnswer, body)
         if len(answer.held) != len(blocks):
             raise WireError(
@@ -106,7 +135,7 @@ class Peers:
         headers = f"Range: bytes={start}-{stop - 1}\r\nIf-Match: {etag_of(version)}\r\n{HOPS}: {hops}\r\n"
         async with self._asked(url, "GET", object_target(bucket, key), headers, None) as (reader, head):
             if head.status >= 400:
-                raise _failure(head, await self._body(url, reader, head))
+                raise _failure(url, head, await self._body(url, reader, head))
             left = head.content_length
             if head.status != 206 or left != stop - start:
                 raise WireError(f"{url} answered {head.status} with {left} bytes for {stop - start}")
@@ -124,6 +153,14 @@ class Peers:
                     raise ConnectionResetError("it closed the connection")
                 left -= len(part)
                 yield part
+
+    async def fleet(self, url: str) -> FleetStatus:
+        """Who a peer is, and how it sees the fleet; it must say so soon."""
+        try:
+            async with asyncio.timeout(self._silence_s):
+                return await self._call(url, "GET", "/-/fleet", FleetStatus, hops=1)
+        except TimeoutError:
+            raise CacheUnavailable(f"{url} is silent") from None
 
     async def is_alive(self, url: str) -> bool:
         """Whether a peer answers at all."""
@@ -161,7 +198,7 @@ class Peers:
         async with self._asked(url, method, target, headers, body) as (reader, head):
             said = await self._body(url, reader, head)
         if head.status >= 400:
-            raise _failure(head, said)
+            raise _failure(url, head, said)
         try:
             return msgspec.msgpack.decode(said, type=kind)
         except msgspec.DecodeError as error:
@@ -240,7 +277,9 @@ class Peers:
             task.cancel()
 
 
-def _failure(head: ResponseHead, body: bytes) -> StokerError:
+def _failure(url: str, head: ResponseHead, body: bytes) -> StokerError:
     if head.status == 503:
-        return CacheUnavailable("a peer is leaving, or has no room for more connections")
+        return CacheUnavailable(f"{url} is leaving, or has no room for more connections")
+    if head.status in (401, 403):
+        return PeerRefused(f"{url} refuses our token: {failure_of(head.status, body)}")
     return failure_of(head.status, body)

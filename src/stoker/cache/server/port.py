@@ -7,7 +7,9 @@ from typing import NamedTuple, Protocol
 
 from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
-from stoker.wire.cache_api import HOPS, HOPS_MAX, DescriptorsWanted
+from stoker.cache.server.landing import Landing
+from stoker.wire.cache_api import HOPS, HOPS_MAX
+from stoker.wire.cache_batch import DescriptorsWanted
 
 
 class Request:
@@ -79,6 +81,11 @@ class Answer(Protocol):
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
         """Write `before`, and bytes `[start, stop)` of a held piece, which was looked up since the last `await`. False,
         and nothing is written, if its file is not there."""
+        ...
+
+    def landing(self, landing: Landing, start: int, stop: int, before: bytes = b"") -> None:
+        """Write `before`, and bytes `[start, stop)` of a block, as they come. Where they never do, the answer cannot be
+        ended."""
         ...
 
     def batch(

@@ -13,26 +13,23 @@ from stoker.cache.store.known import Known
 async def send_block(
     engine: Engine, known: Known, span: BlockSpan, found: Piece | Ticket, answer: Answer, hops: int = 0
 ) -> None:
-    """Write the span's bytes. A held block that is gone by now is fetched, one that is stored by now is sent from its
-    file. Raises what a fetch fails with."""
+    """Write the span's bytes, and wait until they are there. A held block that is gone by now is fetched. Raises what a
+    fetch fails with."""
     ticket = found if isinstance(found, Ticket) else None
-    own: list[Ticket] = []
-    at = span.start
+    if ticket is not None:
+        await _follow(ticket, span, answer)
+        return
+    # What is sent is looked up in the same turn of the loop: it may be gone in the next.
+    piece = engine.store.held(known, span.index)
+    if piece is not None and piece.is_verified and answer.piece(piece, span.start, span.stop):
+        return
+    ticket = engine.fetch(known, span.index, hops)
     try:
-        while at < span.stop:
-            if ticket is None or ticket.landing.is_stored:
-                # What is sent is looked up in the same turn of the loop: it may be gone in the next.
-                piece = engine.store.held(known, span.index)
-                if piece is not None and piece.is_verified and answer.piece(piece, at, span.stop):
-                    return
-                ticket = engine.fetch(known, span.index, hops)
-                own.append(ticket)
-            there = min(await ticket.more(at), span.stop)
-            if ticket.landing.is_stored:
-                continue
-            answer.data(memoryview(ticket.landing.data)[at:there])
-            at = there
-            await answer.drain()
+        await _follow(ticket, span, answer)
     finally:
-        for one in own:
-            one.leave()
+        ticket.leave()
+
+
+async def _follow(ticket: Ticket, span: BlockSpan, answer: Answer) -> None:
+    answer.landing(ticket.landing, span.start, span.stop)
+    await ticket.more(span.stop - 1)

@@ -19,8 +19,10 @@ from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.fleet.open import open_membership
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.origin.open import open_origin
-from stoker.cache.server.admin import Admin, FrontHits, check_bucket
+from stoker.cache.server.added import AddedBuckets
+from stoker.cache.server.admin import Admin, FrontHits
 from stoker.cache.server.back import CacheBack
+from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.connections import Connections
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fleet import Fleet
@@ -34,6 +36,7 @@ from stoker.cache.server.listening import (
     raise_file_limit,
 )
 from stoker.cache.server.peers import Peers
+from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError
@@ -85,6 +88,9 @@ class ServerSettings:
     weight: int = 1
     """Its share of the fleet's blocks, beside the others'."""
 
+    summary_every_s: float = EVERY_S
+    """How often it tells the others what it holds, for `replica-aware` buckets."""
+
 
 @dataclass(frozen=True)
 class Listening:
@@ -108,9 +114,15 @@ class CacheServer:
         self._front: Front | None = None
         self._connections: Connections | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._unix_path: Path | None = None
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
         self._trim: Trim | None = None
+        self._added: AddedBuckets | None = None
+        self._summaries: Summaries | None = None
 
     async def start(self) -> Listening:
+        """It may be cancelled; `stop` clears up in any case."""
         settings = self._settings
         check_listen(settings.host, self._auth)
         for name, spec in settings.buckets.items():
@@ -123,16 +135,28 @@ class CacheServer:
         try:
             if settings.unix_path is not None:
                 listeners.append(listen_unix(settings.unix_path, settings.unix_mode))
+                self._unix_path = Path(settings.unix_path)
             self._engine = engine = await self._open_engine(endpoint)
         except BaseException:
             for listener in listeners:
                 listener.close()
             raise
-        self._start_front(engine, listeners)
+        self._summaries = Summaries(engine, self._clock, self._rng.fork(4), settings.summary_every_s)
+        engine.store.clearing.copies_of = self._summaries.copies
+        self._start_front(engine, self._summaries, listeners)
         self._trim = Trim(engine)
         self._trim.start()
+        engine.fleet.on_late_join = self._has_joined_late
+        engine.fleet.on_failure = self._fail
+        self._summaries.start()
         await engine.fleet.start()
-        return Listening(endpoint, settings.unix_path, engine.store.notes)
+        return Listening(endpoint, settings.unix_path, self._notes())
+
+    async def failure(self) -> BaseException:
+        """Why this server cannot go on, as soon as that is so."""
+        await self._failed.wait()
+        assert self._failure is not None
+        return self._failure
 
     async def stop(self) -> None:
         """Take no more connections, finish what was asked, make all durable."""
@@ -149,24 +173,35 @@ class CacheServer:
             self._ticker.cancel()
         if self._trim is not None:
             await self._trim.stop()
+        if self._summaries is not None:
+            await self._summaries.stop()
         if self._engine is not None:
             await self._engine.fleet.leave()
             await self._engine.close()
-        if self._settings.unix_path is not None:
-            Path(self._settings.unix_path).unlink(missing_ok=True)
+        if self._unix_path is not None:
+            self._unix_path.unlink(missing_ok=True)
 
     async def _open_engine(self, endpoint: str) -> Engine:
         """The engine, with its buckets, within its limit."""
         settings = self._settings
         # A large folder takes a while; whoever waits for the server may stop it meanwhile.
-        store = await asyncio.to_thread(
-            Store,
-            settings.folder,
-            settings.capacity_bytes,
-            settings.block_size_bytes,
-            self._clock,
-            self._rng.fork(1),
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(
+                Store,
+                settings.folder,
+                settings.capacity_bytes,
+                settings.block_size_bytes,
+                self._clock,
+                self._rng.fork(1),
+            )
         )
+        try:
+            store = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            for opened in await asyncio.gather(opening, return_exceptions=True):
+                if isinstance(opened, Store):
+                    await opened.close()
+            raise
         try:
             engine = Engine(
                 store,
@@ -194,9 +229,11 @@ class CacheServer:
             )
         me = FleetMember(settings.name or url.removeprefix("http://"), url, settings.weight, settings.zone)
         membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
-        return Fleet(me, membership, Peers(self._auth.fleet_token()), self._clock, self._rng.fork(3))
+        peers = Peers(self._auth.fleet_token())
+        rng = self._rng.fork(3)
+        return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)
 
-    def _start_front(self, engine: Engine, listeners: Sequence[socket.socket]) -> None:
+    def _start_front(self, engine: Engine, summaries: Summaries, listeners: Sequence[socket.socket]) -> None:
         limits = FrontSettings()
         limits.connections_max = connections_max()
         limits.passing_max = passing_max()
@@ -204,6 +241,9 @@ class CacheServer:
         for listener in listeners:
             listener.setblocking(False)
             front.listen(listener.detach())
+        self._added = added = AddedBuckets(engine, self._settings.folder, self._set_rules)
+        added.restore()
+        engine.fleet.vetting.on_meeting = added.meet
         self._set_rules()
         hits = FrontHits(front.take_hits)
         keeping = Keeping(engine, self._settings.folder)
@@ -212,10 +252,11 @@ class CacheServer:
             engine,
             hits,
             keeping,
+            added,
+            summaries,
             SERVER_VERSION,
             lambda: self._clock.now() - self._started_at,
-            lambda: engine.store.notes,
-            self._set_rules,
+            self._notes,
         )
         back = CacheBack(engine, admin)
         self._connections = Connections(
@@ -225,6 +266,20 @@ class CacheServer:
         self._connections.start()
         front.start()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(front, engine))
+
+    def _notes(self) -> list[str]:
+        if self._engine is None or self._added is None:
+            return []
+        return [*self._engine.store.notes, *self._engine.fleet.notes, *self._added.notes]
+
+    def _has_joined_late(self) -> None:
+        if self._engine is not None:
+            self._engine.metadata.confirm_all()
+            self._set_rules()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._failed.set()
 
     def _set_rules(self) -> None:
         """Tell the front who may read what, and for how long what is known of a bucket is good."""
@@ -243,7 +298,10 @@ class CacheServer:
 def serve(
     settings: ServerSettings, announce: Callable[[Listening], None], until: Callable[[asyncio.Event], None]
 ) -> None:
-    """Serve until SIGTERM, SIGINT, or until whatever `until` arranged sets the event."""
+    """Serve until SIGTERM, SIGINT, or until whatever `until` arranged sets the event, which may be while it starts.
+
+    Raises ConfigError and EnvironmentProblem.
+    """
     raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, announce, until))
@@ -256,11 +314,20 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    until(stopping)
     server = CacheServer(settings)
-    listening = await server.start()
+    stop = loop.create_task(stopping.wait())
+    start = loop.create_task(server.start())
+    failure = loop.create_task(server.failure())
     try:
-        until(stopping)
-        announce(listening)
-        await stopping.wait()
+        await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            announce(start.result())
+            await asyncio.wait((stop, failure), return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise failure.result()
     finally:
+        for task in (start, stop, failure):
+            task.cancel()
+        await asyncio.gather(start, stop, failure, return_exceptions=True)
         await server.stop()

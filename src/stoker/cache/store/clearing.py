@@ -2,18 +2,20 @@
 
 A segment leaves as a whole; what of it was used since it was written is written anew first, as long as that takes no
 more than a share of the time. Of large objects single blocks leave. Which of the two it is says the recency of what was
-drawn from each by chance.
+drawn from each by chance. As long as that finds blocks with copies elsewhere, where the policy asks for them, it is
+those that leave, and last copies are written anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from stoker._native import FileProblem, Piece
+from stoker._native import FileProblem, Piece, crc32c
 from stoker.base.rng import Rng
-from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, stalest
+from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, Choice, sifted_s, staleness_s, stalest
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
 from stoker.cache.segments import Placement
@@ -22,12 +24,33 @@ from stoker.cache.store.large_files import LargeFiles
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 RETRY_S = 5.0
+DRAWS_MAX = 8
+"""So often pieces are drawn by chance where few of them may leave."""
 REWRITE_SHARE = 0.25
 """The part of the time that may go into writing segments anew."""
+TRIES_MAX = 3
+"""So many segments with copies are looked at for one from which no last copy need be lost."""
+
+
+class _Drawn(NamedTuple):
+    """What was chosen of some pieces, and the containers of those with copies elsewhere, the stalest first."""
+
+    piece: Piece
+    choice: Choice
+    with_copies: tuple[int, ...]
+
+
+class _Leaving(NamedTuple):
+    """A segment that may leave, what of it is written anew first, and what not."""
+
+    number: int
+    kept: list[Piece]
+    lost: list[Piece]
+    last_copies_bytes: int
 
 
 class Clearing:
-    """Lives on the store's event loop. `copies_of` tells how many copies of a piece the fleet has."""
+    """Lives on the store's event loop. `copies_of` tells how many copies of a piece the fleet has; threads ask it."""
 
     def __init__(self, held: Holdings, large: LargeFiles, rng: Rng) -> None:
         self._held = held
@@ -35,9 +58,20 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._rewrite_from = 0.0
+        self._loads: list[int] = []
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
         self.rewritten_bytes = 0
+
+    @contextlib.contextmanager
+    def loading(self, since_s: int) -> Iterator[None]:
+        """While a load is under way that began then, in the index's seconds: nothing that was written or used since
+        leaves for what is loaded, so that a load never pushes out what it has brought itself."""
+        self._loads.append(since_s)
+        try:
+            yield
+        finally:
+            self._loads.remove(since_s)
 
     async def make_room(self, lot: int, size_bytes: Callable[[], int], *, is_loading: bool = False) -> bool:
         """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
@@ -47,7 +81,10 @@ class Clearing:
                 return need.fits
             async with self._lock:
                 need = self._ask(lot, size_bytes(), is_loading=is_loading)
-                if not need.fits and not need.is_refused and not await self._give_up_one(need):
+                if need.fits or need.is_refused:
+                    continue
+                before_s = min(self._loads) if is_loading and self._loads else None
+                if not await self._give_up_one(need, before_s):
                     return False
 
     async def shrink(self) -> None:
@@ -75,8 +112,7 @@ class Clearing:
             return
         held.index.lose_container(piece.container)
         held.files.finish(piece.container)
-        if piece.container in held.segments and held.segments.is_open(piece.container):
-            held.segments.seal(held.segments.lot_of(piece.container))
+        held.segments.seal_segment(piece.container)
 
     async def rewrite_sparse(self) -> bool:
         """Write the sparsest segment anew, if there is one and it is time to; whether it was."""
@@ -99,7 +135,7 @@ class Clearing:
                 lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
                 for number in held.segments.written_before(lots, before_s):
                     if held.segments.is_open(number):
-                        held.segments.seal(held.segments.lot_of(number))
+                        held.segments.seal_segment(number)
                         held.files.finish(number)
                     await self._leave(number, [])
                 for number, container in (await held.run(held.index.containers)).items():
@@ -115,49 +151,94 @@ class Clearing:
         leaving_bytes = self._held.files.sending.leaving_bytes()
         return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving, is_loading=is_loading)
 
-    async def _give_up_one(self, need: Need) -> bool:
-        """A segment, or a block. False if nothing of these lots can leave."""
+    async def _give_up_one(self, need: Need, before_s: int | None = None) -> bool:
+        """A segment, or a block; where `before_s` is said, only what was neither written nor used since. False if
+        nothing of these lots can leave."""
         held = self._held
         self._large.mend()
-        block = self._stalest(need, is_large=True)
-        packed = self._stalest(need, is_large=False)
-        number = held.segments.oldest(need.lots)
-        if number is None and (lot := held.segments.largest_open(need.lots)) is not None:
-            number = held.segments.seal(lot)
-            if number is not None:
-                held.files.finish(number)
-        if block is not None and (number is None or packed is None or block[1] >= packed[1]):
-            self.evicted_bytes += block[0].size_bytes
-            self._large.lose(block[0], held.lot_of_piece(block[0]))
+        block = self._stalest(need, before_s, is_large=True)
+        packed = self._stalest(need, before_s, is_large=False)
+        number = self._oldest(need, before_s)
+        if block is not None and (
+            number is None or packed is None or block.choice.rank >= packed.choice.rank
+        ):
+            self.evicted_bytes += block.piece.size_bytes
+            self._large.lose(block.piece, held.lot_of_piece(block.piece))
             return True
         if number is None:
             return False
-        pieces = await self._pieces(number)
-        has_time = held.now() >= self._rewrite_from
-        sifted = [
-            Sifted(piece.size_bytes, piece.used_s if self._copies(piece) == 1 else 0) for piece in pieces
-        ]
-        kept = set(held.segments.sift(number, sifted, has_time=has_time).kept)
-        kept |= {i for i, piece in enumerate(pieces) if self._is_pinned(piece)}
-        self.evicted_bytes += sum(piece.size_bytes for i, piece in enumerate(pieces) if i not in kept)
-        await self._leave(number, [pieces[i] for i in sorted(kept)])
+        leaving = await self._choose_segment(number, packed if before_s is None else None)
+        self.evicted_bytes += sum(piece.size_bytes for piece in leaving.lost)
+        await self._leave(leaving.number, leaving.kept)
         return True
 
-    def _stalest(self, need: Need, *, is_large: bool) -> tuple[Piece, float] | None:
-        """Of some that were drawn by chance, the piece that was used longest ago, and how long."""
+    def _oldest(self, need: Need, before_s: int | None) -> int | None:
+        """The segment that is to leave next; sealed, if it was not."""
+        held = self._held
+        if before_s is None:
+            number = held.segments.oldest(need.lots)
+            number = held.segments.largest_open(need.lots) if number is None else number
+        else:
+            number = next(iter(held.segments.written_before(need.lots, before_s)), None)
+        if number is not None and held.segments.is_open(number):
+            held.segments.seal_segment(number)
+            held.files.finish(number)
+        return number
+
+    async def _choose_segment(self, oldest: int, packed: _Drawn | None) -> _Leaving:
+        """The oldest; but as long as there are copies to give up, one with some, and no more last copies than can be
+        written anew if chance finds such a one."""
+        held = self._held
+        tries = [] if packed is None else [n for n in packed.with_copies if held.segments.is_at_rest(n)]
+        has_time = held.now() >= self._rewrite_from
+        best: _Leaving | None = None
+        for number in tries[:TRIES_MAX] or [oldest]:
+            pieces = await self._pieces(number)
+            leaving = await held.run(self._sift, number, pieces, bool(tries), has_time)
+            if best is None or leaving.last_copies_bytes < best.last_copies_bytes:
+                best = leaving
+            if not best.last_copies_bytes:
+                break
+        assert best is not None
+        return best
+
+    def _sift(self, number: int, pieces: Sequence[Piece], are_copies_left: bool, has_time: bool) -> _Leaving:
+        """What of a segment is to be written anew. In a thread: counting the copies of so many takes a while."""
+        now_s = self._held.now_s()
+        candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in pieces]
+        used_s = [sifted_s(candidate, now_s, are_copies_left=are_copies_left) for candidate in candidates]
+        sifted = [Sifted(piece.size_bytes, used) for piece, used in zip(pieces, used_s, strict=True)]
+        kept = set(self._held.segments.sift(number, sifted, has_time=has_time).kept)
+        kept |= {i for i, piece in enumerate(pieces) if self._is_pinned(piece)}
+        lost = [i for i in range(len(pieces)) if i not in kept]
+        last_copies_bytes = sum(pieces[i].size_bytes for i in lost if candidates[i].copies == 1)
+        return _Leaving(
+            number, [pieces[i] for i in sorted(kept)], [pieces[i] for i in lost], last_copies_bytes
+        )
+
+    def _stalest(self, need: Need, before_s: int | None, *, is_large: bool) -> _Drawn | None:
+        """Of some that were drawn by chance, the piece that was used longest ago."""
         held = self._held
         buckets = held.lots.buckets_of(need.lots)
         if not buckets:
             return None
-        drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
-        free = [
-            piece
-            for piece in drawn
-            if held.lot_of_piece(piece) in need.lots
-            and not (is_large and self._large.is_busy(piece.container))
-        ]
-        choice = stalest([Candidate(piece.used_s, self._copies(piece)) for piece in free], held.now_s())
-        return None if choice is None else (free[choice.position], choice.staleness_s)
+        for _ in range(1 if before_s is None else DRAWS_MAX):
+            drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
+            free = [
+                piece
+                for piece in drawn
+                if held.lot_of_piece(piece) in need.lots
+                and not (is_large and self._large.is_busy(piece.container))
+                and (before_s is None or piece.used_s < before_s)
+            ]
+            candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in free]
+            choice = stalest(candidates, held.now_s())
+            if choice is not None:
+                with_copies = [i for i, candidate in enumerate(candidates) if candidate.copies > 1]
+                with_copies.sort(key=lambda i: -staleness_s(candidates[i], held.now_s()))
+                containers = tuple(dict.fromkeys(free[i].container for i in with_copies))
+                return _Drawn(free[choice.position], choice, containers)
+        return None
 
     def _copies(self, piece: Piece) -> int:
         policy = self._held.lots[piece.bucket].lots[0].policy
@@ -204,21 +285,23 @@ class Clearing:
         moves: list[tuple[Piece, Placement]] = []
         for piece in pieces:
             lot = held.lot_of_piece(piece)
-            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes)
+            # Last copies lie apart from newcomers: else each segment that leaves for its copies is half last copies.
+            is_apart = held.room.lot(lot).policy == REPLICA_AWARE
+            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, is_apart=is_apart)
             if not self._ask(lot, growth_bytes, is_moving=True).fits:
                 continue
             held.room.take(lot, growth_bytes)
-            placement = held.segments.place(lot, piece.size_bytes, held.now_s())
+            placement = held.segments.place(lot, piece.size_bytes, held.now_s(), is_apart=is_apart)
             moves.append((piece, placement))
-            if placement.is_new and not self._create(lot, placement.segment):
+            if placement.is_new and not self._create(placement.segment):
                 break
         return moves
 
-    def _create(self, lot: int, number: int) -> bool:
+    def _create(self, number: int) -> bool:
         try:
             self._held.files.create(number)
         except EnvironmentProblem:
-            self._held.segments.seal(lot)
+            self._held.segments.seal_segment(number)
             return False
         return True
 
@@ -228,7 +311,7 @@ class Clearing:
         for piece, placement in moves:
             try:
                 data = held.files.read(number, piece.offset, piece.size_bytes)
-                if zlib.crc32(data) != piece.crc:
+                if crc32c(data) != piece.crc:
                     continue
                 held.files.write(placement.segment, placement.offset, data)
                 held.index.move(piece, placement.segment, placement.offset)

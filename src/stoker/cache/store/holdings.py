@@ -45,7 +45,7 @@ class Holdings:
         self._wall_offset_s = clock.wall() - clock.now()
         self.files = open_files(folder)
         try:
-            self.index = open_index(folder, block_size_bytes, self.notes)
+            self.index = open_index(folder, block_size_bytes, self.now_s(), self.notes)
             held = reconcile(self.index, self.files, block_size_bytes)
         except BaseException:
             self.files.close()

@@ -20,11 +20,11 @@ INDEX_FILE = "index"
 _EXTENTS_BYTES = 64 * 1024
 
 
-def open_index(folder: Path, block_size_bytes: int, notes: list[str]) -> Index:
+def open_index(folder: Path, block_size_bytes: int, now_s: int, notes: list[str]) -> Index:
     """The index of a folder that is locked; begun anew where the file is none. Raises EnvironmentProblem."""
     path = folder / INDEX_FILE
     try:
-        index = Index(str(path), block_size_bytes)
+        index = Index(str(path), block_size_bytes, now_s)
     except FileProblem as problem:
         if problem.errno:
             raise EnvironmentProblem(f"cannot open the cache index {path}: {problem.strerror}") from problem
@@ -32,7 +32,11 @@ def open_index(folder: Path, block_size_bytes: int, notes: list[str]) -> Index:
         notes.append(f"{problem.strerror}; the cache starts empty, and the file is kept as {kept.name}")
         with suppress(OSError):
             os.replace(path, kept)
-        return open_index(folder, block_size_bytes, notes)
+        return open_index(folder, block_size_bytes, now_s, notes)
+    if index.is_of_later:
+        notes.append(
+            "the machine's clock was set back since the last start: of all objects the origin is asked for the version"
+        )
     if index.replay.damaged_bytes:
         notes.append(
             f"{index.replay.damaged_bytes} bytes of the cache index were damaged and are left out; "

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stoker._native import FileProblem, Found, Name, Piece
+from stoker._native import FileProblem, Found, Name, Piece, crc32c
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.evict import LRU
@@ -234,7 +233,7 @@ class Store:
             data = self.files.read(piece.container, piece.offset, piece.size_bytes)
         except CorruptBlock:
             return None
-        return data if zlib.crc32(data) == piece.crc else None
+        return data if crc32c(data) == piece.crc else None
 
     def _is_known(self, bucket: int, key: str) -> bool:
         try:

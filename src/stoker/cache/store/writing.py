@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 
-from stoker._native import FileProblem
+from stoker._native import FileProblem, crc32c
 from stoker.cache.segments import pages_bytes
 from stoker.cache.store.clearing import Clearing
 from stoker.cache.store.holdings import Holdings
@@ -116,7 +115,7 @@ class Writing:
 
         def work() -> int:
             held.files.write(container, offset, data)
-            return zlib.crc32(data)
+            return crc32c(data)
 
         try:
             if is_new:  # at once: others may write to it as soon as this one waits

