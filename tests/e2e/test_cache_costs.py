@@ -91,9 +91,6 @@ def test_a_bucket_of_a_million_keys_is_never_walked(tmp_path: Path) -> None:
         assert cost() == {"LIST": 1}
 
 
-@pytest.mark.xfail(
-    reason="the folder is listed from its begin to its end: obstore_origin.py, _all", strict=True
-)
 @pytest.mark.parametrize(("prefix", "keys"), [("k/00025", 1), ("k/000000", 10), ("k/x", 0)])
 def test_a_prefix_that_ends_amid_a_name_costs_no_more_than_its_pages(
     tmp_path: Path, prefix: str, keys: int

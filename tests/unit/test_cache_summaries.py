@@ -18,7 +18,7 @@ from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
 from stoker.errors import CacheUnavailable, ObjectNotFound
-from stoker.wire.cache_api import BucketSpec, FleetMember
+from stoker.wire.cache_api import BucketSpec, FleetMember, FleetStatus
 
 BLOCK = 64 * 1024
 
@@ -59,6 +59,10 @@ class Nearby(Peers):
         self.servers = servers
         self.broken: dict[str, bytes | CacheUnavailable] = {}
 
+    async def fleet(self, url: str) -> FleetStatus:
+        name = url.removeprefix("http://").removesuffix(":1")
+        return self.servers[name].fleet.status(is_trusting=True)
+
     async def summary(self, url: str) -> bytes:
         name = url.removeprefix("http://").removesuffix(":1")
         said = self.broken.get(name)
@@ -72,7 +76,7 @@ class Server:
         me = FleetMember(name, f"http://{name}:1")
         self.name = name
         self.store = Store(folder / name, capacity_bytes, BLOCK, world.clock, Rng(ord(name)))
-        self.fleet = Fleet(me, world.members, world.peers, world.clock, Rng(1))
+        self.fleet = Fleet(me, world.members, world.peers, world.clock, Rng(1), BLOCK)
         self.engine = Engine(self.store, self.fleet, lambda url: MemoryOrigin("m"), world.clock, Rng(2))
         self.engine.add_bucket("b", spec)
         self.number = self.engine.bucket("b").number

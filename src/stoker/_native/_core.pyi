@@ -123,7 +123,7 @@ class Index:
     """
 
     def __init__(self, path: str, block_size_bytes: int, now_s: int = ...) -> None:
-        """`now_s`: what the file says of later is taken for just now, and was checked before: the clock was set back."""
+        """`now_s`: what the file says of later is taken for just now, and is not fresh: the clock was set back."""
 
     @property
     def replay(self) -> Replay: ...

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import nullcontext
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -38,6 +40,9 @@ _VERSION_FIELDS = (
     "Last-Modified",
 )
 _ABSENT_STATUSES = (404, 410)
+_CONNECTED = frozenset(("sftp", "ssh", "ftp"))
+"""File systems over one connection, which they do not make again, and which carries one request at a time: FTP mixes up
+the answers of several, and paramiko's SFTP may wait for ever."""
 
 
 class FsspecOrigin:
@@ -49,16 +54,36 @@ class FsspecOrigin:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"cannot open the origin {url.partition('?')[0]}: {error}") from error
         self.url = url.partition("?")[0]
         self.counters = OriginCounters()
+        self._opened_url = url
+        scheme = url.partition("://")[0]
+        self._is_connected = scheme in _CONNECTED
+        self._turn = threading.Lock() if self._is_connected else nullcontext()
+        self._opening = threading.Lock()
+        self._fs: Any = None
+        try:
+            root = self._open()
+        except Exception as error:
+            raise ConfigError(f"cannot open the origin {self.url}: {error}") from error
         # Of a web server the paths are URLs: keys are quoted in them, and a query stands behind them.
-        self._is_web = str(root).startswith(("http://", "https://"))
-        root, mark, query = str(root).partition("?") if self._is_web else (str(root), "", "")
+        self._is_web = root.startswith(("http://", "https://"))
+        root, mark, query = root.partition("?") if self._is_web else (root, "", "")
         self._root, self._query = root.rstrip("/"), mark + query
+
+    def _open(self) -> str:
+        """Connect, where that is needed. The path in the file system."""
+        # SFTP has no such cache, and takes no such option.
+        options = {} if self._opened_url.startswith(("sftp:", "ssh:")) else {"use_listings_cache": False}
+        self._fs, root = fsspec.core.url_to_fs(self._opened_url, skip_instance_cache=True, **options)
+        return str(root)
+
+    def _files(self) -> Any:
+        """The file system; opened again where its connection was given up."""
+        with self._opening:
+            if self._fs is None:
+                self._open()
+            return self._fs
 
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
@@ -102,7 +127,7 @@ class FsspecOrigin:
 
     async def _call(self, key: str, function: Any, *arguments: Any) -> Any:
         try:
-            return await asyncio.to_thread(function, key, *arguments)
+            return await asyncio.to_thread(self._in_turn, function, key, *arguments)
         except StokerError:
             raise
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -112,7 +137,13 @@ class FsspecOrigin:
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
                 raise not_found(self.url, key) from error
+            if self._is_connected:
+                self._fs = None
             raise self._failed(key, error) from error
+
+    def _in_turn(self, function: Any, *arguments: Any) -> Any:
+        with self._turn:
+            return function(*arguments)
 
     def _failed(self, key: str, error: BaseException | None) -> OriginError:
         return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {str(error)[:300]}")
@@ -123,7 +154,7 @@ class FsspecOrigin:
         return f"{self._root}/{quote(key) if self._is_web else key}{self._query}"
 
     def _stat(self, key: str) -> ObjectInfo:
-        meta = self._fs.info(self._path(key))
+        meta = self._files().info(self._path(key))
         # A web server answers for a folder with a page, at the folder's URL.
         if meta["type"] != "file" or (self._is_web and str(meta.get("url")).partition("?")[0].endswith("/")):
             raise not_found(self.url, key)
@@ -135,7 +166,7 @@ class FsspecOrigin:
         return ObjectInfo(key, int(meta["size"]), _version(meta))
 
     def _read(self, key: str, start: int, stop: int) -> bytes:
-        return bytes(self._fs.cat_file(self._path(key), start=start, end=stop))
+        return bytes(self._files().cat_file(self._path(key), start=start, end=stop))
 
     def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
@@ -162,7 +193,7 @@ class FsspecOrigin:
         """A folder's objects and folders, in the order of the keys: a folder sorts as its name with a slash."""
         self.counters.requests += 1
         try:
-            listed = self._fs.ls(self._folder_path(folder), detail=True)
+            listed = self._files().ls(self._folder_path(folder), detail=True)
         except OSError as error:
             is_absent = (
                 isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ENAMETOOLONG

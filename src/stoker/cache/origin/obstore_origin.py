@@ -26,6 +26,10 @@ PART_BYTES = 256 * 1024
 _NO_RANGE = ("416 Range Not Satisfiable", "NotPartial")
 """What is said of an empty object, of which there is no range, and of a server that sends all whatever it is asked."""
 
+_HIGHEST = chr(0x10FFFF)
+_KEY_BYTES_MAX = 1024
+"""S3 takes no longer ones."""
+
 # Query fields of an s3:// URL, what obstore calls them, and where the environment has them.
 _FIELDS = {
     "endpoint": ("endpoint", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
@@ -214,9 +218,14 @@ class ObstoreOrigin:
 
     async def _all(self, prefix: str, after: str | None) -> AsyncGenerator[ObjectInfo, None]:
         """What the server lists, in its order."""
-        # object_store lists by whole path segments, so the last part of the prefix is matched here.
-        folder = self._prefix + prefix.rpartition("/")[0]
+        # object_store lists by whole path segments: the last part of the prefix is matched here. Whatever the order is
+        # in, names of one folder that begin alike lie together.
+        folder, _, name = prefix.rpartition("/")
+        inside = len(folder) + 1 if folder else 0
         offset = None if after is None else self._prefix + after
+        if name and self._is_sorted:
+            offset = max(offset or "", self._prefix + _before(prefix))
+        folder = self._prefix + folder
         try:
             async for chunk in self._api.list(
                 self._store, prefix=folder or None, offset=offset, chunk_size=1000
@@ -226,6 +235,8 @@ class ObstoreOrigin:
                     info = self._info(meta)
                     if info.key.startswith(prefix):
                         yield info
+                    elif name and info.key[inside:].partition("/")[0] > name:
+                        return
         except Exception as error:
             raise self._wrap(prefix, error) from error
 
@@ -234,9 +245,11 @@ class ObstoreOrigin:
 
     def _path(self, key: str) -> str:
         # object_store would normalise these into another object's name.
-        if not key or any(part in ("", ".", "..") for part in key.split("/")):
+        path = self._prefix + key
+        is_odd = not key or any(part in ("", ".", "..") for part in key.split("/"))
+        if is_odd or len(path.encode()) > _KEY_BYTES_MAX:
             raise not_found(self.url, key)
-        return self._prefix + key
+        return path
 
     def _info(self, meta: Any) -> ObjectInfo:
         return ObjectInfo(meta["path"].removeprefix(self._prefix), int(meta["size"]), _version(meta))
@@ -249,6 +262,14 @@ class ObstoreOrigin:
         if type(error).__name__ == "PreconditionError":
             return ObjectChanged(f"{key!r} in {self.url} changed while it was read")
         return OriginError(f"{self.url}: {key!r}: {_first_line(error)}")
+
+
+def _before(prefix: str) -> str:
+    """A name before all that begin with the prefix, and after nearly all others that are before them."""
+    last = ord(prefix[-1]) - 1
+    if 0xD800 <= last <= 0xDFFF:
+        last = 0xD7FF  # surrogates are no characters
+    return prefix[:-1] + (chr(last) + _HIGHEST if last > 0 else "")
 
 
 def _version(meta: Any) -> str:

@@ -226,6 +226,7 @@ class Fleet:
                 due = self.view.due(self._clock.now())
                 away = [member for member in self._members if member.name in due]
                 await asyncio.gather(*(self.vetting.vet(member) for member in away))
+                self.vetting.keep(self._urls)  # somebody may have left meanwhile
                 down = self.view.down()
                 await self._pay([name for name in self._dues.names if name not in down])
             except Exception:

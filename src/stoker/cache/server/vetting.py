@@ -52,6 +52,8 @@ class Vetting:
         """Only these are members now."""
         known = set(names)
         self._outages = {name: outage for name, outage in self._outages.items() if name in known}
+        for name in self._view.down() - known:
+            self._view.answered(name)
 
     def lost(self, name: str, why: str) -> None:
         """A member cannot be used."""

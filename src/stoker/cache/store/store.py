@@ -162,7 +162,10 @@ class Store:
 
     def has(self, known: Known, block: int) -> bool:
         """Whether a block is here, which does not count as a use."""
-        found = self.index.find(known.bucket, known.key, True)
+        try:
+            found = self.index.find(known.bucket, known.key, True)
+        except FileProblem:
+            return False
         if found is None or found.tag != known.tag or not found.container:
             return False
         return found.block(block) is not None if found.is_large else block == 0
@@ -215,7 +218,10 @@ class Store:
 
     def give_up(self, bucket: int, key: str) -> tuple[int, int]:
         """Hold nothing of an object any more; how many blocks, and bytes, that were."""
-        found = self.index.find(bucket, key, True)
+        try:
+            found = self.index.find(bucket, key, True)
+        except FileProblem:
+            return 0, 0
         if found is None or not found.container:
             return 0, 0
         if not found.is_large:
