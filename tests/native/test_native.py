@@ -14,6 +14,7 @@ TESTS = {
     "http_test": ("1", "20000"),
     "index_test": (".", "1", "8"),
     "front_test": (".", "1", "4"),
+    "passing_test": (".",),
 }
 """And their arguments: mutated heads, rounds, seconds."""
 

@@ -14,7 +14,8 @@ from stoker.cache.client.batch import split_frames
 from stoker.cache.client.client import CacheClient
 from stoker.cache.origin.open import open_origin, without_query
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound, WireError
-from stoker.wire.cache_api import ERROR_CODES, FRAME, FRAME_DATA, FRAME_LAST, ErrorBody, code_of, error_of
+from stoker.wire.cache_api import ERROR_CODES, ErrorBody, code_of, error_of
+from stoker.wire.cache_batch import FRAME, FRAME_DATA, FRAME_LAST
 from stoker.wire.http import etag_of, object_target, parse_response_head, split_target, version_of
 
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)

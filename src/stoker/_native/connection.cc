@@ -41,8 +41,8 @@ std::string lower_of(std::string_view text) {
 
 }  // namespace
 
-Connection::Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_own_user, double now_s)
-    : front_(front), loop_(loop), id_(id), fd_(fd), is_own_user_(is_own_user),
+Connection::Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_near, double now_s)
+    : front_(front), loop_(loop), id_(id), fd_(fd), is_near_(is_near),
       rate_(front.settings_.connection_bytes_per_s), since_s_(now_s) {
   front_.connections_.fetch_add(1, std::memory_order_relaxed);
 }
@@ -166,7 +166,7 @@ void Connection::read_head(double now_s) {
   for (const Header& header : head_.headers)
     asked_.headers.emplace_back(lower_of(header.name), std::string(header.value));
   asked_.principal = rules_->id_of(principal_);
-  asked_.is_own_user = is_own_user_;
+  asked_.is_near = is_near_;
   if (!head_.has_body()) return dispatch(now_s);
   if (head_.content_length > front_.settings_.body_bytes_max)
     return refuse(413, "too_large",
@@ -251,10 +251,10 @@ void Connection::put_text(std::string_view bytes, bool is_data) {
   unsent_bytes_ += bytes.size();
 }
 
-void Connection::say(std::string bytes, bool is_data) {
+void Connection::say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing) {
   const uint64_t size = bytes.size();
-  if (size < 4096) put_text(bytes, is_data);
-  else put(Piece{std::move(bytes), nullptr, 0, size, is_data});
+  if (size < 4096 && !passing) put_text(bytes, is_data);
+  else put(Piece{std::move(bytes), nullptr, 0, size, is_data, nullptr, std::move(passing)});
 }
 
 void Connection::send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size) {
@@ -303,7 +303,12 @@ ssize_t Connection::send_piece(Piece& piece, const char* bytes, bool more, uint6
     return sent == 0 ? -1 : sent;
   }
   const size_t size = static_cast<size_t>(std::min(piece.size, limit));
-  return ::send(fd_, (bytes ? bytes : piece.bytes.data()) + piece.offset, size, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+  const char* first = (bytes ? bytes : piece.bytes.data()) + piece.offset;
+  const int flags = MSG_NOSIGNAL | (more ? MSG_MORE : 0);
+  if (!piece.passing) return ::send(fd_, first, size, flags);
+  const ssize_t sent = piece.passing->send(fd_, first, size, flags);
+  if (sent > 0) piece.passing.reset();
+  return sent;
 }
 
 // False if the reader is gone.

@@ -17,7 +17,7 @@ class Connection {
  public:
   enum class Step { go_on, again, close };  // again: there is more to do, after the others have had their turn
 
-  Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_own_user, double now_s);
+  Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_near, double now_s);
   ~Connection();
   Connection(const Connection&) = delete;
 
@@ -26,7 +26,7 @@ class Connection {
   Step advance(double now_s);
   Step on_tick(double now_s);
   // What the back says.
-  void say(std::string bytes, bool is_data);
+  void say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing = nullptr);
   void send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size);
   void send_inflow(std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
   // What it waits for has come in.
@@ -55,6 +55,7 @@ class Connection {
     uint64_t size = 0;
     bool is_data = false;
     std::shared_ptr<Inflow> inflow{};
+    std::shared_ptr<Passing> passing{};  // goes with its first byte
     bool is_text() const { return !file && !inflow; }
   };
 
@@ -82,7 +83,7 @@ class Connection {
   Loop& loop_;
   const uint64_t id_;
   const int fd_;
-  const bool is_own_user_;
+  const bool is_near_;
   State state_ = State::head;
   std::string input_;
   size_t taken_ = 0;  // of `input_`

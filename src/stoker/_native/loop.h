@@ -48,6 +48,7 @@ struct Command {
   uint64_t offset = 0;
   uint64_t size = 0;
   std::vector<Part> parts;
+  std::shared_ptr<Passing> passing;  // goes with the first byte
 };
 
 class Loop {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from stoker.base.units import parse_size_bytes
 from stoker.cache.fleet.open import parse_member
 from stoker.cache.maglev import WEIGHT_MAX
 from stoker.cache.server.buckets import check_bucket
+from stoker.cache.server.listening import OWN_USER_MODE
 from stoker.cache.server.server import Listening, ServerSettings, serve
 from stoker.cli.cache_ask import add_questions
 from stoker.cli.cache_load import add_load_parser
@@ -66,6 +68,7 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
 
     listen: str | None = None
     unix: str | None = None
+    socket_mode: str | None = None
     dir: str | None = None
     capacity: str | int | None = None
     tokens: list[str] = []
@@ -95,6 +98,11 @@ def add_cache_parser(subparsers: Any) -> None:
         "--listen", metavar="HOST:PORT", help="default 127.0.0.1:7070; port 0 takes a free one"
     )
     server.add_argument("--unix", metavar="PATH", help="a Unix socket to listen on as well")
+    server.add_argument(
+        "--socket-mode",
+        metavar="MODE",
+        help="who may connect to the Unix socket, as chmod has it; default 0600: this user only",
+    )
     server.add_argument("--dir", metavar="DIR", help="where blocks are kept; one server each")
     server.add_argument("--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB")
     server.add_argument(
@@ -158,6 +166,7 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         host=host,
         port=port,
         unix_path=arguments.unix or file.unix,
+        unix_mode=_mode(arguments.socket_mode or file.socket_mode),
         buckets=buckets,
         tokens=arguments.token or file.tokens,
         environment=environment(),
@@ -178,6 +187,14 @@ def _name(name: str) -> str:
         return check_name("server", name) if name else ""
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _mode(text: str | None) -> int:
+    if text is None:
+        return OWN_USER_MODE
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise ConfigError(f"--socket-mode is what chmod takes, such as 0660 or 0666, not {text!r}")
+    return int(text, 8)
 
 
 def _weight(weight: int) -> int:

@@ -6,7 +6,7 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/health                                 200 while the server serves
     GET  /-/status                                 CacheStatus as JSON
     GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
-    POST /-/read                                   ReadRequest -> frames
+    POST /-/read                                   ReadRequest -> frames (`cache_batch.py`)
     PUT  /-/buckets/NAME                           BucketSpec -> BucketAdded; adds a bucket, at all servers of the
                                                    fleet; with ?check=1 it is only said whether it could be added
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
@@ -22,20 +22,10 @@ Routes (all else under `/BUCKET/KEY` is an object):
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
 HOPS_MAX it is answered from what is here or from the origin.
-
-A frame is a kind (u8), a length (u32, big endian) and that many bytes. The frames of one key are DATA*
-then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
-voids the DATA frames of its key.
-
-The short circuit: a reader on the same machine may ask for paths in place of long records. One FOLDER frame
-(a StoreFolder in msgpack) then comes before all others, and a PLACE frame may stand for a key: the record's
-length (u32, big endian), where it begins (u64), and the path of a file below that folder. A file of that name never has
-other bytes there; it may be gone when the reader opens it, and the reader then asks again without places.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -52,15 +42,6 @@ RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
-FRAME = struct.Struct("!BI")
-FRAME_DATA = 0
-FRAME_LAST = 1
-FRAME_ERROR = 2
-FRAME_FOLDER = 3
-FRAME_PLACE = 4
-PLACE = struct.Struct("!IQ")
-
-READ_KEYS_MAX = 65536
 LOAD_KEYS_MAX = 1024
 HELD_BLOCKS_MAX = 4096
 LIST_LIMIT_MAX = 10_000
@@ -197,27 +178,6 @@ class HeldAnswer(msgspec.Struct, frozen=True):
     why: dict[int, str] = {}
 
 
-class ReadRequest(msgspec.Struct, frozen=True):
-    """Whole objects of one bucket, to be answered in this order.
-
-    `places_from_bytes`: objects of this size and more may be answered by PLACE frames; None if none may.
-    `had_bad_places`: the files that the server named for these keys were not there, or too short.
-    """
-
-    bucket: str
-    keys: list[str]
-    places_from_bytes: int | None = None
-    had_bad_places: bool = False
-
-
-class StoreFolder(msgspec.Struct, frozen=True):
-    """The folder of a server's files. Device and inode tell a reader whether its own `path` is the same one."""
-
-    path: bytes
-    device: int
-    inode: int
-
-
 class PrefixSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What lies under a prefix of a bucket: a share of the disk (0: none of its own), or pinned: never evicted."""
 
@@ -294,7 +254,7 @@ class BucketStatus(msgspec.Struct, frozen=True):
     hit_bytes: int
     origin_bytes: int
     origin_requests: int
-    path_hits: int = 0
+    local_hits: int = 0
     origin_state: str = "closed"
     """`open`: the origin failed again and again and is left alone for a while; `probing`: one request goes to see."""
     origin_retries: int = 0
@@ -315,7 +275,7 @@ class BucketStatus(msgspec.Struct, frozen=True):
 class CacheStatus(msgspec.Struct, frozen=True):
     """Figures of one server since it started. `hits` and `misses` count objects asked for, not blocks.
 
-    `path_hits` are those of the hits that the reader was given a path for.
+    `local_hits` are those of the hits whose bytes the reader reads itself, from a descriptor that it was passed.
     """
 
     version: str
@@ -331,7 +291,7 @@ class CacheStatus(msgspec.Struct, frozen=True):
     origin_requests: int
     buckets: list[BucketStatus]
     notes: list[str] = []
-    path_hits: int = 0
+    local_hits: int = 0
     fleet: FleetStatus | None = None
     """None: it is in none."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import array
 import socket
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from stoker.cache.client.descriptors import Descriptor
 from stoker.errors import ConfigError, WireError
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
 
 _RECEIVE_BYTES = 256 * 1024
+_CONTROL_BYTES = socket.CMSG_SPACE(253 * array.array("i").itemsize)
+"""As many descriptors as the kernel lets go with one message."""
 
 
 class BrokenOff(ConnectionResetError):
@@ -51,10 +56,15 @@ class Endpoint:
 
 
 class Connection:
-    """Sends a request and reads its response; not for two threads at once. All methods may raise OSError."""
+    """Sends a request and reads its response; not for two threads at once. All methods may raise OSError.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `arrived`: descriptors that came since it was taken out of the pool, where they are taken.
+    """
+
+    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
         self._socket = sock
+        self._takes_descriptors = takes_descriptors
+        self.arrived: list[Descriptor] = []
         self._buffer = b""
         self.is_reusable = True
         self.was_used = False
@@ -89,10 +99,31 @@ class Connection:
         return body
 
     def _receive(self) -> bytes:
-        data = self._socket.recv(_RECEIVE_BYTES)
+        if self._takes_descriptors:
+            data, control, _, _ = self._socket.recvmsg(
+                _RECEIVE_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+            self._take(control)
+        else:
+            data = self._socket.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("the server closed the connection")
         return data
+
+    def _receive_into(self, view: memoryview) -> int:
+        if not self._takes_descriptors:
+            return self._socket.recv_into(view)
+        received, control, _, _ = self._socket.recvmsg_into([view], _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        self._take(control)
+        return received
+
+    def _take(self, control: Iterable[tuple[int, int, bytes]]) -> None:
+        """Some may be missing, where too many are open: who needs them finds that out."""
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self.arrived += [Descriptor(number) for number in numbers]
 
     def _exactly(self, size_bytes: int) -> bytes | bytearray:
         have = len(self._buffer)
@@ -105,7 +136,7 @@ class Connection:
         self._buffer = b""
         view = memoryview(buffer)
         while have < size_bytes:
-            received = self._socket.recv_into(view[have:])
+            received = self._receive_into(view[have:])
             if not received:
                 raise BrokenOff("the server closed the connection in the middle of an object")
             have += received

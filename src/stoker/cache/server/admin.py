@@ -157,7 +157,7 @@ class Admin:
             origin_bytes=sum(row.origin_bytes for row in rows),
             origin_requests=sum(row.origin_requests for row in rows),
             buckets=rows,
-            path_hits=sum(row.path_hits for row in rows),
+            local_hits=sum(row.local_hits for row in rows),
             notes=[*self._notes(), *([] if problem is None else [problem])],
             fleet=None if engine.fleet.is_single else engine.fleet.status(),
         )
@@ -176,7 +176,7 @@ class Admin:
             held_bytes=held_bytes, held_blocks=held_blocks,
             hits=bucket.hits + front.hits, misses=bucket.misses,
             hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
-            origin_requests=counters.requests, path_hits=bucket.path_hits,
+            origin_requests=counters.requests, local_hits=bucket.local_hits,
             origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
             origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
             used_bytes=room.used_by_bucket(bucket.name), quota_bytes=spec.quota_bytes,

@@ -25,7 +25,7 @@ class Bucket:
     hits: int = 0
     misses: int = 0
     hit_bytes: int = 0
-    path_hits: int = 0
+    local_hits: int = 0
     peer_bytes: int = 0
     pins: set[str] = field(default_factory=set)
     refreshes: int = 0

@@ -9,15 +9,16 @@ from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
 from stoker.cache.server.landing import Landing
 from stoker.wire.cache_api import HOPS, HOPS_MAX
+from stoker.wire.cache_batch import DescriptorsWanted
 
 
 class Request:
     """A request that the front does not answer itself. Header names are in lower case.
 
-    `is_own_user`: it came from a process of this machine that runs as the server's user.
+    `is_near`: it came by a Unix socket, by which descriptors can be passed.
     """
 
-    __slots__ = ("body", "headers", "is_own_user", "method", "principal", "target")
+    __slots__ = ("body", "headers", "is_near", "method", "principal", "target")
 
     def __init__(
         self,
@@ -26,14 +27,14 @@ class Request:
         headers: dict[bytes, bytes],
         body: bytes,
         principal: Principal,
-        is_own_user: bool = False,
+        is_near: bool = False,
     ) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.body = body
         self.principal = principal
-        self.is_own_user = is_own_user
+        self.is_near = is_near
 
     def header(self, name: bytes) -> str | None:
         """A header's value; None if it was not sent."""
@@ -88,10 +89,20 @@ class Answer(Protocol):
         ...
 
     def batch(
-        self, keys: Sequence[str], rule: tuple[int, float, int], places_from: int | None, before: bytes
+        self, keys: Sequence[str], rule: tuple[int, float, int], wanted: DescriptorsWanted | None
     ) -> BatchHit | None:
         """The whole answer, if all these objects are here; `rule`: the bucket's number, its ttl in seconds, and when
         the origin must have been asked at the earliest. None, and nothing is written, otherwise."""
+        ...
+
+    def pass_descriptor(self, piece: Piece) -> bool:
+        """Pass a descriptor of a piece's container, of which the peer may read everything, and write the frame that
+        says so. False, and nothing is written, if there is none to pass."""
+        ...
+
+    @property
+    def instance(self) -> bytes:
+        """Of the server's run: what readers say of their descriptors begins with it."""
         ...
 
     async def drain(self) -> None:

@@ -27,7 +27,14 @@ from stoker.cache.server.connections import Connections
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.keeping import Keeping
-from stoker.cache.server.listening import connections_max, listen_tcp, listen_unix, raise_file_limit
+from stoker.cache.server.listening import (
+    OWN_USER_MODE,
+    connections_max,
+    listen_tcp,
+    listen_unix,
+    passing_max,
+    raise_file_limit,
+)
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
@@ -58,6 +65,9 @@ class ServerSettings:
 
     unix_path: str | None = None
     """A Unix socket to listen on as well."""
+
+    unix_mode: int = OWN_USER_MODE
+    """Who may connect to it: all whom its permissions let write. What they may read their tokens say."""
 
     buckets: Mapping[str, BucketSpec] = field(default_factory=dict)
     tokens: Sequence[str] = ()
@@ -124,7 +134,7 @@ class CacheServer:
         endpoint = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
             if settings.unix_path is not None:
-                listeners.append(listen_unix(settings.unix_path))
+                listeners.append(listen_unix(settings.unix_path, settings.unix_mode))
                 self._unix_path = Path(settings.unix_path)
             self._engine = engine = await self._open_engine(endpoint)
         except BaseException:
@@ -226,6 +236,7 @@ class CacheServer:
     def _start_front(self, engine: Engine, summaries: Summaries, listeners: Sequence[socket.socket]) -> None:
         limits = FrontSettings()
         limits.connections_max = connections_max()
+        limits.passing_max = passing_max()
         self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
         for listener in listeners:
             listener.setblocking(False)
