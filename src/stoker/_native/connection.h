@@ -68,7 +68,7 @@ class Connection {
   void dispatch(double now_s);
   bool answer_hit();
   const std::string* headers_of(const Object& object, uint16_t bucket);
-  bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string head);
+  bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string& head);
   void refuse(int status, const char* code, const std::string& message, double now_s);
   bool flush(double now_s);
   bool can_send() const;
@@ -77,6 +77,8 @@ class Connection {
   uint64_t allowance(uint64_t wanted, double now_s);
   void put(Piece piece);
   void put_text(std::string_view bytes, bool is_data);
+  void send_text(std::string_view bytes, bool is_data);
+  bool is_limited() const;
   bool is_authorised();
 
   Front& front_;
@@ -117,6 +119,7 @@ class Connection {
   Target target_;
 
   double since_s_;         // of the state that it is in, or of the last byte of a body
+  double body_since_s_ = 0;
   double progress_s_ = 0;  // something was sent
 };
 

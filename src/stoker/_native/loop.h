@@ -64,6 +64,7 @@ class Loop {
   std::unordered_map<uint16_t, HitFigures> take_hits();
 
   HeadCache heads;
+  std::string scratch;  // for an answer that is being put together
 
  private:
   void run();

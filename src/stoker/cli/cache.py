@@ -69,6 +69,8 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     listen: str | None = None
     unix: str | None = None
     socket_mode: str | None = None
+    egress: str | int | None = None
+    connection_egress: str | int | None = None
     dir: str | None = None
     capacity: str | int | None = None
     tokens: list[str] = []
@@ -105,6 +107,14 @@ def add_cache_parser(subparsers: Any) -> None:
     )
     server.add_argument("--dir", metavar="DIR", help="where blocks are kept; one server each")
     server.add_argument("--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB")
+    server.add_argument(
+        "--egress",
+        metavar="SIZE",
+        help="content that goes out each second at most, such as 2GB; default: no limit",
+    )
+    server.add_argument(
+        "--connection-egress", metavar="SIZE", help="the same, on each connection; default: no limit"
+    )
     server.add_argument(
         "--bucket", metavar="NAME=ORIGIN_URL", action="append", default=[], help="a bucket to serve (repeats)"
     )
@@ -162,11 +172,15 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         check_bucket(name, spec)
     return ServerSettings(
         folder=Path(folder),
-        capacity_bytes=_size(capacity),
+        capacity_bytes=_size("--capacity", capacity),
         host=host,
         port=port,
         unix_path=arguments.unix or file.unix,
         unix_mode=_mode(arguments.socket_mode or file.socket_mode),
+        egress_bytes_per_s=_size("--egress", arguments.egress or file.egress or 0),
+        connection_bytes_per_s=_size(
+            "--connection-egress", arguments.connection_egress or file.connection_egress or 0
+        ),
         buckets=buckets,
         tokens=arguments.token or file.tokens,
         environment=environment(),
@@ -241,8 +255,11 @@ def _split_pair(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _size(text: str | int) -> int:
+def _size(option: str, text: str | int) -> int:
     try:
-        return text if isinstance(text, int) else parse_size_bytes(text)
+        size_bytes = text if isinstance(text, int) else parse_size_bytes(text)
+        if size_bytes < 0:
+            raise ValueError(f"{text!r} is negative")
     except ValueError as error:
-        raise ConfigError(f"--capacity: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
+    return size_bytes

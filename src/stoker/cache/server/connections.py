@@ -47,7 +47,7 @@ class FrontAnswer:
             return
         self._unsent_bytes += len(data)
         said = b"%x\r\n%b\r\n" % (len(data), bytes(data)) if self._is_chunked else data
-        self._front.say(self._connection, said, True)
+        self._front.say(self._connection, said)
 
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
         if self._is_head or start == stop:

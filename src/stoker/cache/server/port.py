@@ -75,7 +75,7 @@ class Answer(Protocol):
         ...
 
     def data(self, data: bytes | bytearray | memoryview) -> None:
-        """Write a part of the body."""
+        """Write a part of the body that is no content: limits of how fast that may go out do not hold for it."""
         ...
 
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:

@@ -67,6 +67,10 @@ class ServerSettings:
     """A Unix socket to listen on as well."""
 
     unix_mode: int = OWN_USER_MODE
+    egress_bytes_per_s: float = 0.0
+    """How much content may go out, to all readers together; 0: no limit."""
+    connection_bytes_per_s: float = 0.0
+    """How much content may go out on one connection; 0: no limit."""
     """Who may connect to it: all whom its permissions let write. What they may read their tokens say."""
 
     buckets: Mapping[str, BucketSpec] = field(default_factory=dict)
@@ -237,6 +241,8 @@ class CacheServer:
         limits = FrontSettings()
         limits.connections_max = connections_max()
         limits.passing_max = passing_max()
+        limits.egress_bytes_per_s = self._settings.egress_bytes_per_s
+        limits.connection_bytes_per_s = self._settings.connection_bytes_per_s
         self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
         for listener in listeners:
             listener.setblocking(False)
