@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -322,3 +323,24 @@ def test_no_second_request_unless_asked_for() -> None:
         assert guarded.origin.hedges == 0
 
     run(story())
+
+
+def test_what_is_opened_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        delays.append(delay_s)
+
+    async def story() -> None:
+        memory = MemoryOrigin("m")
+        memory.put("k", bytes(100_000))
+        origin = GuardedOrigin(memory, OriginLimits(bytes_per_s=100_000.0), HandClock(), Rng(1))
+        monkeypatch.setattr("stoker.cache.origin.guarded.asyncio.sleep", sleep)
+        opened = [await origin.open("k", 1_000_000) for _ in range(4)]
+        for _, parts in opened:
+            async with aclosing(parts) as stream:
+                assert len(b"".join([part async for part in stream])) == 100_000
+        assert delays[-1] >= 2.0
+        assert delays == sorted(delays)
+
+    asyncio.run(story())

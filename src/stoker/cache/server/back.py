@@ -107,30 +107,32 @@ class CacheBack:
         spans = deque(split(start, stop, self._engine.block_size_bytes))
         coming: deque[tuple[BlockSpan, asyncio.Task[Piece | Ticket]]] = deque()
         is_hit = True
+
+        def begin() -> None:
+            if not answer.has_started:
+                _start(answer, known, part)
+
         try:
             while spans or coming:
                 # A reader that has taken nothing yet may never take anything.
                 ahead = LOOK_AHEAD_BLOCKS if answer.has_started else 2
+                if self._engine.is_short_of_memory:
+                    ahead = 1
                 while spans and len(coming) < ahead:
                     span = spans.popleft()
                     block = self._engine.block(known, span.index, hops)
                     coming.append((span, asyncio.ensure_future(block)))
                 span, task = coming[0]
                 found = await task
-                if isinstance(found, Ticket):
-                    is_hit = False
-                    await found.more(span.start)
-                if not answer.has_started:
-                    _start(answer, known, part)
-                await send_block(self._engine, known, span, found, answer, hops)
+                is_hit = is_hit and not isinstance(found, Ticket)
+                await send_block(self._engine, known, span, found, answer, begin, hops)
                 coming.popleft()
                 if isinstance(found, Ticket):
                     found.leave()
                 await answer.drain()
         finally:
             await leave_all([task for _, task in coming], lambda found: found)
-        if not answer.has_started:
-            _start(answer, known, part)
+        begin()
         answer.finish()
         bucket.count(stop - start, is_hit=is_hit)
 
@@ -153,7 +155,8 @@ def _method(request: Request, allowed: str) -> ConfigError:
 
 def _begins(request: Request) -> bool:
     """Whether the first byte of the object is wanted."""
-    if request.method != "GET" or request.header(b"if-none-match") is not None:
+    conditions = request.header(b"if-none-match"), request.header(b"if-match")
+    if request.method != "GET" or conditions != (None, None):
         return False
     return (request.header(b"range") or "bytes=0-").replace(" ", "").startswith("bytes=0-")
 
