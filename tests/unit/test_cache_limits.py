@@ -336,7 +336,7 @@ def test_what_is_opened_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> N
         memory.put("k", bytes(100_000))
         origin = GuardedOrigin(memory, OriginLimits(bytes_per_s=100_000.0), HandClock(), Rng(1))
         monkeypatch.setattr("stoker.cache.origin.guarded.asyncio.sleep", sleep)
-        opened = [await origin.open("k", 1_000_000) for _ in range(4)]
+        opened = await asyncio.gather(*(origin.open("k", 1_000_000) for _ in range(4)))
         for _, parts in opened:
             async with aclosing(parts) as stream:
                 assert len(b"".join([part async for part in stream])) == 100_000
