@@ -26,6 +26,7 @@ from stoker.cache.limits import (
 )
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.port import Opened
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.testing.cache_fakes import FaultyOrigin
 from tests.clocks import HandClock
@@ -325,6 +326,18 @@ def test_no_second_request_unless_asked_for() -> None:
     run(story())
 
 
+class Gated(MemoryOrigin):
+    """Opens nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("m")
+        self.gate = asyncio.Event()
+
+    async def open(self, key: str, stop: int) -> Opened:
+        await self.gate.wait()
+        return await super().open(key, stop)
+
+
 def test_what_is_opened_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
 
@@ -332,15 +345,17 @@ def test_what_is_opened_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> N
         delays.append(delay_s)
 
     async def story() -> None:
-        memory = MemoryOrigin("m")
+        memory = Gated()
         memory.put("k", bytes(100_000))
         origin = GuardedOrigin(memory, OriginLimits(bytes_per_s=100_000.0), HandClock(), Rng(1))
+        opening = asyncio.gather(*(origin.open("k", 1_000_000) for _ in range(4)))
+        await asyncio.sleep(0)
+        memory.gate.set()
+        opened = await opening
         monkeypatch.setattr("stoker.cache.origin.guarded.asyncio.sleep", sleep)
-        opened = await asyncio.gather(*(origin.open("k", 1_000_000) for _ in range(4)))
         for _, parts in opened:
             async with aclosing(parts) as stream:
                 assert len(b"".join([part async for part in stream])) == 100_000
-        assert delays[-1] >= 2.0
-        assert delays == sorted(delays)
+        assert delays == pytest.approx([0.0, 0.95, 1.95, 2.95], abs=0.06)
 
     asyncio.run(story())
