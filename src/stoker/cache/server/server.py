@@ -148,7 +148,7 @@ class CacheServer:
         self._summaries = Summaries(engine, self._clock, self._rng.fork(4), settings.summary_every_s)
         engine.store.clearing.copies_of = self._summaries.copies
         self._start_front(engine, self._summaries, listeners)
-        self._trim = Trim(engine)
+        self._trim = Trim(engine, self._rng.fork(5))
         self._trim.start()
         engine.fleet.on_late_join = self._has_joined_late
         engine.fleet.on_failure = self._fail
