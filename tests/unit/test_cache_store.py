@@ -318,6 +318,33 @@ def test_a_load_is_limited_by_those_of_its_own_bucket_and_makes_no_room_once_it_
     run(test)
 
 
+def test_what_is_pinned_stays_when_the_limit_is_lower_as_long_as_it_can(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 10_000_000)
+        twin.rules["a"] = [PrefixRule("pinned/", 0, True)]
+        await twin.store.close()
+        twin.open()
+        pinned = [f"pinned/{n}" for n in range(20)]
+        for name in pinned:
+            assert await twin.put("a", name)
+        pinned_bytes = twin.store.room.used_bytes
+        for n in range(100):
+            twin.clock.time_s += 1
+            assert await twin.put("a", f"x{n}")
+        for limit_bytes in (pinned_bytes * 2, pinned_bytes // 2):
+            assert twin.store.room.used_bytes > limit_bytes
+            twin.limit_bytes = limit_bytes
+            await twin.store.close()
+            twin.open()
+            await twin.store.clearing.shrink()
+            twin.check_room()
+            are_all_held = all([await twin.check("a", name) for name in pinned])
+            assert are_all_held == (limit_bytes > pinned_bytes)
+        await twin.store.close()
+
+    run(test)
+
+
 def test_rules_that_come_later_count_what_is_there(tmp_path: Path) -> None:
     async def test() -> None:
         twin = Twin(tmp_path, 50_000_000)

@@ -94,8 +94,12 @@ class Clearing:
     async def shrink(self) -> None:
         """Keep to the limit where it is lower than what is here from before."""
         async with self._lock:
-            while (need := self._held.room.over()).missing_bytes > 0:
-                if not await self._give_up_one(need):
+            room = self._held.room
+            while room.over().missing_bytes > 0:
+                # What is pinned leaves only where all else is not enough.
+                if not await self._give_up_one(room.over()) and not await self._give_up_one(
+                    room.over(with_pinned=True)
+                ):
                     return
 
     def lose(self, piece: Piece) -> None:
