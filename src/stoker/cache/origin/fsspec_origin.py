@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -19,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import fsspec
 
+from stoker.cache.origin.open import without_query, without_secrets
 from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, ObjectNotFound, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
@@ -54,18 +56,21 @@ class FsspecOrigin:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.partition("?")[0]
+        self.url = _shown(url)
         self.counters = OriginCounters()
         self._opened_url = url
         scheme = url.partition("://")[0]
         self._is_connected = scheme in _CONNECTED
-        self._turn = threading.Lock() if self._is_connected else nullcontext()
+        # Requests that wait for their turn take none of the threads in which others read.
+        self._threads = ThreadPoolExecutor(1, "stoker-cache-origin") if self._is_connected else None
         self._opening = threading.Lock()
         self._fs: Any = None
         try:
             root = self._open()
         except Exception as error:
-            raise ConfigError(f"cannot open the origin {self.url}: {error}") from error
+            raise ConfigError(
+                f"cannot open the origin {self.url}: {without_secrets(str(error), url)}"
+            ) from error
         # Of a web server the paths are URLs: keys are quoted in them, and a query stands behind them.
         self._is_web = root.startswith(("http://", "https://"))
         root, mark, query = root.partition("?") if self._is_web else (root, "", "")
@@ -118,6 +123,8 @@ class FsspecOrigin:
 
     async def close(self) -> None:
         self._fs = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _check_version(self, key: str, version: str) -> None:
         """Raises ObjectNotFound, ObjectChanged."""
@@ -127,7 +134,8 @@ class FsspecOrigin:
 
     async def _call(self, key: str, function: Any, *arguments: Any) -> Any:
         try:
-            return await asyncio.to_thread(self._in_turn, function, key, *arguments)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, function, key, *arguments)
         except StokerError:
             raise
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -141,12 +149,9 @@ class FsspecOrigin:
                 self._fs = None
             raise self._failed(key, error) from error
 
-    def _in_turn(self, function: Any, *arguments: Any) -> Any:
-        with self._turn:
-            return function(*arguments)
-
     def _failed(self, key: str, error: BaseException | None) -> OriginError:
-        return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {str(error)[:300]}")
+        said = without_secrets(str(error), self._opened_url)[:300]
+        return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {said}")
 
     def _path(self, key: str) -> str:
         if any(part in ("", ".", "..") for part in key.split("/")):
@@ -239,6 +244,14 @@ class FsspecOrigin:
         except UnicodeEncodeError:
             return None
         return None if name in ("", ".", "..") or "/" in name else name
+
+
+def _shown(url: str) -> str:
+    """The URL without its secrets. Of users there is a mark: what is held of one's is not another's."""
+    shown = without_query(url)
+    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0].partition(":")[0]
+    mark = hashlib.sha256(unquote(user).encode()).hexdigest()[:8]
+    return shown.replace("://", f"://user-{mark}@", 1) if user else shown
 
 
 def _is_outage(cause: BaseException | None) -> bool:

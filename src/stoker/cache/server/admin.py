@@ -144,6 +144,8 @@ class Admin:
                 held = figures.get(bucket.number)
                 rows.append(self._row(bucket, *((0, 0) if held is None else (held.size_bytes, held.pieces))))
         problem = store.problem
+        # They tell of other buckets, their origins and folders.
+        notes = [*self._notes(), *([] if problem is None else [problem])]
         return CacheStatus(
             version=self._version,
             state="ok" if problem is None else "pass-through",
@@ -158,7 +160,7 @@ class Admin:
             origin_requests=sum(row.origin_requests for row in rows),
             buckets=rows,
             local_hits=sum(row.local_hits for row in rows),
-            notes=[*self._notes(), *([] if problem is None else [problem])],
+            notes=notes if request.principal.is_unrestricted else [],
             fleet=None if engine.fleet.is_single else engine.fleet.status(),
         )
 

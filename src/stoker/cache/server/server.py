@@ -123,6 +123,7 @@ class CacheServer:
         self._failure: BaseException | None = None
         self._trim: Trim | None = None
         self._added: AddedBuckets | None = None
+        self._keeping: Keeping | None = None
         self._summaries: Summaries | None = None
 
     async def start(self) -> Listening:
@@ -147,8 +148,10 @@ class CacheServer:
             raise
         self._summaries = Summaries(engine, self._clock, self._rng.fork(4), settings.summary_every_s)
         engine.store.clearing.copies_of = self._summaries.copies
-        self._start_front(engine, self._summaries, listeners)
-        self._trim = Trim(engine)
+        assert self._added is not None
+        assert self._keeping is not None
+        self._start_front(engine, self._added, self._keeping, self._summaries, listeners)
+        self._trim = Trim(engine, self._rng.fork(5))
         self._trim.start()
         engine.fleet.on_late_join = self._has_joined_late
         engine.fleet.on_failure = self._fail
@@ -216,6 +219,11 @@ class CacheServer:
             )
             for name, spec in settings.buckets.items():
                 engine.add_bucket(name, spec)
+            # What is kept by which rules must be known before anything leaves for a lower limit.
+            self._added = AddedBuckets(engine, settings.folder, self._set_rules)
+            self._added.restore()
+            self._keeping = Keeping(engine, settings.folder)
+            self._keeping.restore()
             await store.start()
         except BaseException:
             await store.close()
@@ -237,7 +245,14 @@ class CacheServer:
         rng = self._rng.fork(3)
         return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)
 
-    def _start_front(self, engine: Engine, summaries: Summaries, listeners: Sequence[socket.socket]) -> None:
+    def _start_front(
+        self,
+        engine: Engine,
+        added: AddedBuckets,
+        keeping: Keeping,
+        summaries: Summaries,
+        listeners: Sequence[socket.socket],
+    ) -> None:
         limits = FrontSettings()
         limits.connections_max = connections_max()
         limits.passing_max = passing_max()
@@ -247,13 +262,9 @@ class CacheServer:
         for listener in listeners:
             listener.setblocking(False)
             front.listen(listener.detach())
-        self._added = added = AddedBuckets(engine, self._settings.folder, self._set_rules)
-        added.restore()
         engine.fleet.vetting.on_meeting = added.meet
         self._set_rules()
         hits = FrontHits(front.take_hits)
-        keeping = Keeping(engine, self._settings.folder)
-        keeping.restore()
         admin = Admin(
             engine,
             hits,

@@ -58,24 +58,27 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._rewrite_from = 0.0
-        self._loads: list[int] = []
+        self._loads: list[tuple[str, int]] = []
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
         self.rewritten_bytes = 0
 
     @contextlib.contextmanager
-    def loading(self, since_s: int) -> Iterator[None]:
-        """While a load is under way that began then, in the index's seconds: nothing that was written or used since
-        leaves for what is loaded, so that a load never pushes out what it has brought itself."""
-        self._loads.append(since_s)
+    def loading(self, bucket: str, since_s: int) -> Iterator[None]:
+        """While a load of a bucket is under way that began then, in the index's seconds: nothing that was written or
+        used since leaves for what is loaded, so that a load never pushes out what it has brought itself."""
+        self._loads.append((bucket, since_s))
         try:
             yield
         finally:
-            self._loads.remove(since_s)
+            self._loads.remove((bucket, since_s))
 
     async def make_room(self, lot: int, size_bytes: Callable[[], int], *, is_loading: bool = False) -> bool:
         """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
+        before_s: int | None = None
         while True:
+            if is_loading:
+                before_s = self._load_began_s(lot, before_s)
             need = self._ask(lot, size_bytes(), is_loading=is_loading)
             if need.fits or need.is_refused:
                 return need.fits
@@ -83,15 +86,20 @@ class Clearing:
                 need = self._ask(lot, size_bytes(), is_loading=is_loading)
                 if need.fits or need.is_refused:
                     continue
-                before_s = min(self._loads) if is_loading and self._loads else None
+                if is_loading and before_s is None:
+                    return False  # whoever loaded it has left before it was stored: nothing leaves for it
                 if not await self._give_up_one(need, before_s):
                     return False
 
     async def shrink(self) -> None:
         """Keep to the limit where it is lower than what is here from before."""
         async with self._lock:
-            while (need := self._held.room.over()).missing_bytes > 0:
-                if not await self._give_up_one(need):
+            room = self._held.room
+            while room.over().missing_bytes > 0:
+                # What is pinned leaves only where all else is not enough.
+                if not await self._give_up_one(room.over()) and not await self._give_up_one(
+                    room.over(with_pinned=True)
+                ):
                     return
 
     def lose(self, piece: Piece) -> None:
@@ -144,6 +152,11 @@ class Clearing:
                         pieces = await self._pieces(number)
                         if pieces and (lot := held.lot_of_piece(pieces[0])) in lots:
                             self._large.lose_file(number, lot)
+
+    def _load_began_s(self, lot: int, before_s: int | None) -> int | None:
+        """When the first of the loads of the lot's bucket began; where all have ended since, when they had."""
+        name = self._held.room.lot(lot).bucket
+        return min((since_s for bucket, since_s in self._loads if bucket == name), default=before_s)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
