@@ -79,7 +79,7 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     advertise: str = ""
     name: str = ""
     zone: str = ""
-    weight: int = 1
+    weight: int | None = None
 
 
 def add_cache_parser(subparsers: Any) -> None:
@@ -139,7 +139,10 @@ def add_cache_parser(subparsers: Any) -> None:
     server.add_argument("--name", metavar="NAME", help="this server's in its fleet; default: its address")
     server.add_argument("--zone", metavar="ZONE", help="where it stands: copies go to other zones first")
     server.add_argument(
-        "--weight", metavar="N", type=int, help="its share of the blocks beside the others'; default 1"
+        "--weight",
+        metavar="N",
+        type=int,
+        help="its share of the blocks beside the others'; default 1, or what a list says",
     )
     server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
     server.set_defaults(handler=_serve)
@@ -211,8 +214,8 @@ def _mode(text: str | None) -> int:
     return int(text, 8)
 
 
-def _weight(weight: int) -> int:
-    if not 0 <= weight <= WEIGHT_MAX:
+def _weight(weight: int | None) -> int | None:
+    if weight is not None and not 0 <= weight <= WEIGHT_MAX:
         raise ConfigError(f"--weight is 0 to {WEIGHT_MAX}, not {weight}")
     return weight
 
