@@ -76,7 +76,7 @@ def test_a_bucket_that_is_another_one_elsewhere_is_refused_there(tmp_path: Path)
             with fleet.client(name) as client:
                 assert client.read("mine", "k") == theirs
         fleet.start("w", "--bucket", f"theirs={other}")
-        assert "bucket 'theirs' is another one at x" in notes(fleet, "w")
+        assert "bucket 'theirs' is not the same at x" in notes(fleet, "w")
         wait_until(lambda: fleet.members("x") == set("wxyz"))
 
 

@@ -351,7 +351,7 @@ def failure_of(status: int, body: bytes | bytearray) -> errors.StokerError:
     """The typed error for an answer that is one; WireError where its body is no ErrorBody."""
     try:
         return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
-    except msgspec.DecodeError:
+    except ValueError:
         if status == 503:
             return errors.CacheUnavailable("the server is leaving, or has no room for more connections")
         return errors.WireError(f"the server answered {status}: {bytes(body[:200])!r}")

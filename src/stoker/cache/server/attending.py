@@ -61,6 +61,12 @@ class Attending:
             await self._vet(others)
             yield [*others, self._me]
 
+    async def again(self) -> None:
+        """After something unforeseen: ask the membership anew, which then says all that it knows."""
+        await self._found.aclose()
+        self._found = self._membership.members()
+        self._known = {}
+
     async def retire(self) -> None:
         """Own nothing any more; returns once the others can know."""
         if self._is_leaving:

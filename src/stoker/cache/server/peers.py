@@ -201,7 +201,7 @@ class Peers:
             raise _failure(url, head, said)
         try:
             return msgspec.msgpack.decode(said, type=kind)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise WireError(f"the answer of {url} is not understood: {error}") from error
 
     @contextlib.asynccontextmanager
@@ -234,7 +234,7 @@ class Peers:
             is_whole = not head.closes
         except TimeoutError:
             raise CacheUnavailable(f"{url} is silent") from None
-        except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:  # of a URL that cannot be
             raise CacheUnavailable(f"{url} cannot be asked: {error or type(error).__name__}") from None
         finally:
             if link is not None:
@@ -278,8 +278,9 @@ class Peers:
 
 
 def _failure(url: str, head: ResponseHead, body: bytes) -> StokerError:
-    if head.status == 503:
+    error = failure_of(head.status, body)
+    if isinstance(error, CacheUnavailable):
         return CacheUnavailable(f"{url} is leaving, or has no room for more connections")
     if head.status in (401, 403):
-        return PeerRefused(f"{url} refuses our token: {failure_of(head.status, body)}")
-    return failure_of(head.status, body)
+        return PeerRefused(f"{url} refuses our token: {error}")
+    return error
