@@ -57,6 +57,7 @@ The file says the same, and arguments beat it:
   policy = "uniform"        # lru (default) or uniform
   ttl_s = 3600.0
   stale_if_error_s = 86400.0
+  identity = ""             # the same at all servers of a fleet where one data set has different URLs
 
 Objects are then at http://HOST:PORT/BUCKET/KEY. Stop it with Ctrl-C or SIGTERM: it finishes what was asked
 and exits with 0.

@@ -26,7 +26,6 @@ T = TypeVar("T")
 JOIN_S = 3.0
 """After so long a server begins to serve alone, and goes on trying to be in its fleet."""
 PROBE_EVERY_S = 0.5
-AGAIN_S = 2.0
 GONE_MAX = 200
 
 
@@ -57,7 +56,6 @@ class Fleet:
         self._joining: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._defect: str | None = None
         # Who was a member: it may be one again, and must hear what it missed.
         self._gone: set[str] = set()
         self.on_change: Callable[[], None] = lambda: None
@@ -83,12 +81,14 @@ class Fleet:
         """What operators should know."""
         if self._attending is None:
             return []
-        problem = self._attending.problem or self._defect
+        problem, notes = self._attending.problem, self._peers.marks.notes
         if self._watching is None:
             why = problem or "there is no answer yet"
-            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}"]
+            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}", *notes]
+        if problem is None:
+            return notes
         known = "those who were known last stay its members"
-        return [] if problem is None else [f"the fleet's membership cannot be reached, {known}: {problem}"]
+        return [f"the fleet's membership cannot be reached, {known}: {problem}", *notes]
 
     async def start(self) -> None:
         """Be in the fleet, and know it; where its membership cannot be reached within JOIN_S, as soon as it can be:
@@ -241,7 +241,7 @@ class Fleet:
             self._take(others)  # who owned what until this server came
             self._take([*others, self.me])
 
-        await self._steadily(attending, join)
+        await attending.steadily(join)
         self._watching = asyncio.get_running_loop().create_task(self._watch(attending))
         self._watching.add_done_callback(self._has_ended)
         self._probing = asyncio.get_running_loop().create_task(self._probe())
@@ -265,20 +265,5 @@ class Fleet:
             async with aclosing(attending.changes()) as changes:
                 async for members in changes:
                     self._take(members)
-                    self._defect = None
 
-        await self._steadily(attending, watch)
-
-    async def _steadily(self, attending: Attending, work: Callable[[], Awaitable[None]]) -> None:
-        """Do it again, some time after whatever ends it: what others write down may be anything, and one such record
-        must not end this server's part in its fleet."""
-        while True:
-            try:
-                return await work()
-            except StokerError:
-                raise
-            except Exception as error:
-                log.exception("looking after the fleet failed, and is tried again")
-                self._defect = f"what its membership says cannot be used: {error or type(error).__name__}"
-                await asyncio.sleep(AGAIN_S)
-                await attending.again()
+        await attending.steadily(watch)
