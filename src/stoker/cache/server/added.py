@@ -37,7 +37,7 @@ class AddedBuckets:
     def notes(self) -> list[str]:
         """What operators should know."""
         differing = [
-            f"bucket {bucket!r} is another one at {member}: {why}"
+            f"bucket {bucket!r} is not the same at {member}: {why}"
             for (member, bucket), why in sorted(self._differing.items())
         ]
         return [*([] if self._problem is None else [self._problem]), *differing]
@@ -49,7 +49,7 @@ class AddedBuckets:
             specs = msgspec.json.decode(self._path.read_bytes(), type=dict[str, BucketSpec])
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             notes.append(f"{self._path.name} cannot be read ({error}): buckets that were added are not there")
             return
         for name, spec in specs.items():

@@ -13,10 +13,10 @@ from stoker.cache.auth.tokens import Principal
 from stoker.cache.layout import BlockSpan, split
 from stoker.cache.server.admin import Admin
 from stoker.cache.server.batch import BatchReader
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.buckets import Bucket, check_origin
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fetches import Ticket, leave_all
-from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
+from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
 from stoker.cache.server.sending import send_block
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
@@ -60,6 +60,7 @@ class CacheBack:
         name, key, _ = split_target(request.target)
         check_may_read(request.principal, name)
         bucket = self._engine.bucket(name)
+        check_origin(bucket, origin_of(request))
         if request.method not in ("GET", "HEAD"):
             raise _method(request, "GET or HEAD")
         if not key:

@@ -17,7 +17,7 @@ from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.port import Origin
 from stoker.cache.server.beginnings import Beginnings
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.buckets import Bucket, mark_of
 from stoker.cache.server.budget import Budget
 from stoker.cache.server.fetches import Fetches, Ticket
 from stoker.cache.server.fleet import Fleet
@@ -95,7 +95,8 @@ class Engine:
         rng = self._rng.fork(len(self.buckets))
         origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
         number = self._open_bucket(name, spec, origin.url, ())
-        bucket = Bucket(name, number, spec, origin)
+        bucket = Bucket(name, number, spec, origin, mark=mark_of(spec, origin.url))
+        self.fleet.peers.marks.of[name] = bucket.mark
         self.buckets[name] = self._by_number[number] = bucket
         return True
 

@@ -45,7 +45,7 @@ class Keeping:
             pins = msgspec.json.decode(self._path.read_bytes(), type=dict[str, list[str]])
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             self._engine.store.notes.append(f"{self._path.name} cannot be read ({error}): nothing is pinned")
             return
         for name, prefixes in pins.items():
