@@ -292,6 +292,15 @@ def test_commands_say_what_to_mend(stoker: Callable[..., Said]) -> None:
         assert "examples:\n  stoker cache" in shown.out
 
 
+@pytest.mark.parametrize("line", ["capacity = -5", 'capacity = "-5"', "capacity = 1\negress = -1"])
+def test_sizes_in_a_file_are_not_negative(tmp_path: Path, stoker: Callable[..., Said], line: str) -> None:
+    file = tmp_path / "cache.toml"
+    file.write_text(f'dir = "{tmp_path}/d"\n{line}\n')
+    said = stoker("serve", "--config", str(file))
+    assert said.code == 2
+    assert f"--{line.split()[-3]}: " in said.err
+
+
 def test_what_may_go_out_is_said_as_a_size() -> None:
     parser = argparse.ArgumentParser()
     add_cache_parser(parser.add_subparsers())

@@ -379,6 +379,40 @@ def test_what_is_kept_for_a_time_leaves_when_it_is_over(tmp_path: Path) -> None:
     run(test)
 
 
+def test_looking_for_what_may_leave_takes_little_of_the_time(tmp_path: Path) -> None:
+    """Large objects' files, of which there may be very many, are looked at now and then only."""
+
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        twin.store.open_bucket("a", "memory://a", evict_after_s=1000)
+        for n in range(5):
+            known = twin.store.learn(twin.numbers["a"], f"large{n}", "v", 2_000_000)
+            assert await twin.store.put(known, 0, bytes(BLOCK))
+        clearing, held = twin.store.clearing, twin.store.holdings
+        looks: list[object] = []
+        run_in_thread = held.run
+
+        async def count(work: Callable[..., object], *arguments: object) -> object:
+            looks.append(work)
+            twin.clock.time_s += 0.2
+            return await run_in_thread(work, *arguments)
+
+        held.run = count  # type: ignore[assignment, method-assign]
+        began_s = twin.clock.time_s
+        while twin.clock.time_s < began_s + 900:
+            twin.clock.time_s += 1
+            await clearing.give_up_old()
+            await clearing.rewrite_sparse()
+        assert 40 <= looks.count(clearing._live_bytes) <= 45, "a hundredth of the time"
+        assert 85 < looks.count(held.index.containers) < 95
+        twin.clock.time_s = began_s + 1012
+        await clearing.give_up_old()
+        assert twin.store.room.used_by_bucket("a") == 0
+        await twin.store.close()
+
+    run(test)
+
+
 def test_another_origin_under_the_same_name_begins_with_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         twin = Twin(tmp_path, 50_000_000)

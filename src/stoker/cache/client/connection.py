@@ -91,9 +91,14 @@ class Connection:
         return head
 
     def body(self, head: ResponseHead) -> bytes | bytearray:
-        """The whole body."""
+        """The whole body. Raises BrokenOff where it is not ended."""
         length = head.content_length
-        body = self._chunks() if length is None else self._exactly(length)
+        try:
+            body = self._chunks() if length is None else self._exactly(length)
+        except BrokenOff:
+            raise
+        except (ConnectionResetError, ConnectionAbortedError) as error:
+            raise BrokenOff(f"the connection ended in the middle of an answer: {error}") from error
         self.is_reusable = not head.closes
         self.was_used = True
         return body
@@ -148,7 +153,8 @@ class Connection:
             while (end := self._buffer.find(b"\r\n")) < 0:
                 self._buffer += self._receive()
             try:
-                size_bytes = int(self._buffer[:end], 16)
+                if (size_bytes := int(self._buffer[:end], 16)) < 0:
+                    raise ValueError(f"{size_bytes} is no size")
             except ValueError as error:
                 raise WireError("the server sent a chunk without a size") from error
             self._buffer = self._buffer[end + 2 :]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
-
-import msgspec
 
 from stoker.cache.layout import block_count
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.peers import Block
+from stoker.cache.server.written import read_file, write_file
 from stoker.cache.store.known import Known
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
 from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, HeldAnswer, LoadItem, Pins
@@ -41,14 +39,8 @@ class Keeping:
 
     def restore(self) -> None:
         """Pin what was pinned. What cannot be read pins nothing, and is said."""
-        try:
-            pins = msgspec.json.decode(self._path.read_bytes(), type=dict[str, list[str]])
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            self._engine.store.notes.append(f"{self._path.name} cannot be read ({error}): nothing is pinned")
-            return
-        for name, prefixes in pins.items():
+        pins = read_file(self._path, dict[str, list[str]], self._engine.store.notes, "nothing is pinned")
+        for name, prefixes in (pins or {}).items():
             bucket = self._engine.buckets.get(name)
             if bucket is not None:
                 bucket.pins = set(prefixes)
@@ -205,10 +197,8 @@ class Keeping:
 
     def _write(self) -> None:
         pins = {name: sorted(bucket.pins) for name, bucket in self._engine.buckets.items() if bucket.pins}
-        temporary = self._path.with_suffix(".new")
         try:
-            temporary.write_bytes(msgspec.json.encode(pins))
-            os.replace(temporary, self._path)
+            write_file(self._path, pins)
         except OSError as error:
             raise EnvironmentProblem(f"cannot write {self._path}: {error.strerror}") from error
 

@@ -28,6 +28,11 @@ DRAWS_MAX = 8
 """So often pieces are drawn by chance where few of them may leave."""
 REWRITE_SHARE = 0.25
 """The part of the time that may go into writing segments anew."""
+LOOK_SHARE = 0.01
+"""The part of the time that may go into looking for such, where there is none."""
+LOOK_EVERY_S_MAX = 60.0
+OLD_SHARE = 0.01
+"""What is kept for a time is looked at again after such a part of it."""
 TRIES_MAX = 3
 """So many segments with copies are looked at for one from which no last copy need be lost."""
 
@@ -58,6 +63,8 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._rewrite_from = 0.0
+        self._look_from = 0.0
+        self._old_from: dict[int, float] = {}
         self._loads: list[tuple[str, int]] = []
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
@@ -125,19 +132,31 @@ class Clearing:
     async def rewrite_sparse(self) -> bool:
         """Write the sparsest segment anew, if there is one and it is time to; whether it was."""
         held = self._held
-        if held.now() < self._rewrite_from:
+        if held.now() < max(self._rewrite_from, self._look_from):
             return False
         async with self._lock:
-            live = await held.run(held.index.containers)
-            number = held.segments.sparsest(lambda n: live[n].size_bytes if n in live else 0)
+            began = held.now()
+            live = await held.run(self._live_bytes, held.segments.at_rest())
+            number = held.segments.sparsest(lambda n: live.get(n, held.segments.bytes_of(n)))
             if number is None:
+                now = held.now()
+                self._look_from = now + min(LOOK_EVERY_S_MAX, (now - began) * (1 / LOOK_SHARE - 1))
                 return False
             return await self._leave(number, await self._pieces(number), is_whole=True)
 
+    def _live_bytes(self, segments: Sequence[int]) -> dict[int, int]:
+        """In a thread: what of each segment is still held. Of large objects' files there may be many more."""
+        found = {number: self._held.index.container(number) for number in segments}
+        return {number: 0 if one is None else one.size_bytes for number, one in found.items()}
+
     async def give_up_old(self) -> None:
-        """What a bucket keeps for a time only leaves once that is over."""
+        """What a bucket keeps for a time only leaves once that is over; it may be a little later, for all that is held
+        is looked at."""
         held = self._held
         for bucket in [bucket for bucket in held.lots.all() if bucket.evict_after_s > 0]:
+            if held.now() < self._old_from.get(bucket.number, 0.0):
+                continue
+            self._old_from[bucket.number] = held.now() + bucket.evict_after_s * OLD_SHARE
             before_s = int(held.now_s() - bucket.evict_after_s)
             async with self._lock:
                 lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
