@@ -13,6 +13,7 @@ import pytest
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
+from stoker.cache.server import attending
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.peers import Peers
 from stoker.errors import CacheUnavailable, EnvironmentProblem, StokerError
@@ -161,5 +162,24 @@ def test_a_server_whose_disk_refuses_is_not_away() -> None:
                     await peers.fleet(server.url)
                 with pytest.raises(CacheUnavailable, match="is leaving, or has no room"):
                     await peers.summary(server.url)
+
+    run(story)
+
+
+def test_a_server_that_its_membership_has_lost_tells_of_itself_until_it_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attending, "RETRY_FIRST_S", 0.01)
+
+    async def story() -> None:
+        members = Members([])
+        fleet = fleet_of(members)
+        await fleet.start()
+        assert len(members.announced) == 1
+        members.refusals = 3
+        members.said.put_nowait([member("y")])
+        await until(lambda: len(members.announced) == 5)
+        assert names(fleet) == {"x", "y"}
+        await fleet.leave()
 
     run(story)

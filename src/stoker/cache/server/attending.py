@@ -36,6 +36,7 @@ class Attending:
         self._found = membership.members()
         self._known: dict[str, str] = {}
         self._is_leaving = False
+        self._telling: asyncio.Task[None] | None = None
         self._defect: str | None = None
 
     @property
@@ -96,6 +97,9 @@ class Attending:
 
     async def leave(self) -> None:
         """Be a member no more; nobody else may be at work with this."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
         await self._found.aclose()
         await self._membership.leave()
 
@@ -142,9 +146,14 @@ class Attending:
             self._is_leaving = True
             raise twin_error(twin)
         log.warning("the membership does not say that this server is %s: it is told again", self._me.name)
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_again())
+
+    async def _tell_again(self) -> None:
+        """However long it takes: nobody else may remind it."""
         await asyncio.sleep(RETRY_FIRST_S)
         with suppress(StokerError):
-            await self._membership.announce(self._me)
+            await self._announce()
 
 
 def is_good(member: FleetMember) -> bool:
