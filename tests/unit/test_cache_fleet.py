@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
@@ -180,6 +181,28 @@ def test_a_server_that_its_membership_has_lost_tells_of_itself_until_it_is_heard
         members.said.put_nowait([member("y")])
         await until(lambda: len(members.announced) == 5)
         assert names(fleet) == {"x", "y"}
+        await fleet.leave()
+
+    run(story)
+
+
+def test_who_has_started_anew_is_asked_anew_who_it_is() -> None:
+    async def story() -> None:
+        members = Members([member("y")])
+        fleet = fleet_of(members)
+        met: list[str] = []
+
+        async def meet(member: FleetMember, said: FleetStatus) -> None:
+            met.append(member.instance)
+
+        fleet.vetting.on_meeting = meet
+        await fleet.start()
+        assert members.announced[0].instance == fleet.vetting.instance
+        for instance in ("first", "first", "second"):
+            members.said.put_nowait([fleet.me, replace(member("y"), instance=instance)])
+        members.said.put_nowait([fleet.me])
+        await until(lambda: names(fleet) == {"x"})
+        assert met == ["", "first", "second"]
         await fleet.leave()
 
     run(story)

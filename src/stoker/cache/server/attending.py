@@ -34,7 +34,7 @@ class Attending:
         self._vetting = vetting
         self._rng = rng
         self._found = membership.members()
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[str, str]] = {}
         self._is_leaving = False
         self._telling: asyncio.Task[None] | None = None
         self._defect: str | None = None
@@ -119,10 +119,12 @@ class Attending:
                 return
 
     async def _vet(self, others: Sequence[FleetMember]) -> None:
-        """Ask those who they are who were not asked yet."""
-        new = [member for member in others if self._known.get(member.name) != member.url]
+        """Ask those who they are who were not asked yet, since they started."""
+        before = self._known
+        now = {member.name: (member.url, member.instance) for member in others}
+        new = [member for member in others if before.get(member.name) != now[member.name]]
         await asyncio.gather(*(self._vetting.vet(member) for member in new))
-        self._known = {member.name: member.url for member in others}
+        self._known = now
 
     async def _twin(self, members: Iterable[FleetMember]) -> FleetMember | None:
         """Another server that has this one's name."""
