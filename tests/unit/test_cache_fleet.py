@@ -16,8 +16,8 @@ from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
 from stoker.cache.server import attending
 from stoker.cache.server.fleet import Fleet
-from stoker.cache.server.peers import Peers
-from stoker.errors import CacheUnavailable, EnvironmentProblem, StokerError
+from stoker.cache.server.peers import PeerRefused, Peers
+from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
 from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus
 from tests.unit.cache_fake import faked
 
@@ -204,5 +204,25 @@ def test_who_has_started_anew_is_asked_anew_who_it_is() -> None:
         await until(lambda: names(fleet) == {"x"})
         assert met == ["", "first", "second"]
         await fleet.leave()
+
+    run(story)
+
+
+def test_who_answers_at_the_old_url_and_knows_no_token_does_not_keep_a_server_from_coming_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attending, "CLAIM_S", 1.0)
+    old = replace(ME, url="http://old:1")
+
+    async def story() -> None:
+        peers = Answering()
+        peers.odd[old.url] = PeerRefused("it refuses our token")
+        members = Members([old, member("y")], [member("y")])
+        fleet = fleet_of(members, peers)
+        await fleet.start()
+        assert names(fleet) == {"x", "y"}
+        await fleet.leave()
+        with pytest.raises(ConfigError, match="another server named 'x' at http://old:1"):
+            await fleet_of(Members([old, member("y")]), peers).start()
 
     run(story)

@@ -22,6 +22,8 @@ log = logging.getLogger("stoker.cache")
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 5.0
 RETIRE_S = 1.5
+CLAIM_S = 10.0
+"""Longer than any membership tells of a server that is gone."""
 AGAIN_S = 2.0
 
 
@@ -46,14 +48,31 @@ class Attending:
 
     async def join(self) -> list[FleetMember]:
         """Be a member, however long that takes; the others. Raises ConfigError."""
-        found = [member for member in await anext(self._found) if is_good(member)]
-        twin = await self._twin(found)
-        if twin is not None:
-            raise twin_error(twin)
+        found = await self._find()
         others = [member for member in found if member.name != self._me.name]
         await self._vet(others)
         await self._announce()
         return others
+
+    async def _find(self) -> list[FleetMember]:
+        """All members, as soon as none of them is another server of this one's name. What the membership says may be
+        left from this server before it crashed, and another server answer there by now, which does not say who it is:
+        that goes away by itself. Raises ConfigError."""
+        found, twin = await anext(self._found), None
+        try:
+            async with asyncio.timeout(CLAIM_S):
+                while True:
+                    members = [member for member in found if is_good(member)]
+                    twin, is_sure = await self._twin(members)
+                    if twin is None:
+                        return members
+                    if is_sure:
+                        raise twin_error(twin)
+                    found = await anext(self._found)
+        except TimeoutError:
+            if twin is None:
+                raise
+            raise twin_error(twin) from None
 
     async def changes(self) -> AsyncGenerator[list[FleetMember], None]:
         """All members, whenever they have changed. Raises ConfigError where another server has this one's name."""
@@ -126,12 +145,13 @@ class Attending:
         await asyncio.gather(*(self._vetting.vet(member) for member in new))
         self._known = now
 
-    async def _twin(self, members: Iterable[FleetMember]) -> FleetMember | None:
-        """Another server that has this one's name."""
+    async def _twin(self, members: Iterable[FleetMember]) -> tuple[FleetMember | None, bool]:
+        """Another server that has this one's name, and whether that is sure."""
         for member in members:
-            if self._is_claim(member) and await self._vetting.is_twin(member):
-                return member
-        return None
+            is_twin = self._is_claim(member) and await self._vetting.is_twin(member)
+            if is_twin is not False:
+                return member, is_twin is True
+        return None, True
 
     def _is_claim(self, member: FleetMember) -> bool:
         """Whether another server is said to be the one of this name. One that is leaving is it no more."""
@@ -143,7 +163,7 @@ class Attending:
         is_there = any(member.name == self._me.name for member in members)
         if self._is_leaving or (is_there and not any(map(self._is_claim, members))):
             return
-        twin = await self._twin(members)
+        twin, _ = await self._twin(members)
         if twin is not None and twin.url < self._me.url:
             self._is_leaving = True
             raise twin_error(twin)
