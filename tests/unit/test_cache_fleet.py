@@ -9,13 +9,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
+from stoker.cache.server import attending
 from stoker.cache.server.fleet import Fleet
-from stoker.cache.server.peers import Peers
-from stoker.errors import CacheUnavailable, EnvironmentProblem, StokerError
+from stoker.cache.server.peers import PeerRefused, Peers
+from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
 from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus
 from tests.unit.cache_fake import faked
 
@@ -161,5 +163,66 @@ def test_a_server_whose_disk_refuses_is_not_away() -> None:
                     await peers.fleet(server.url)
                 with pytest.raises(CacheUnavailable, match="is leaving, or has no room"):
                     await peers.summary(server.url)
+
+    run(story)
+
+
+def test_a_server_that_its_membership_has_lost_tells_of_itself_until_it_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attending, "RETRY_FIRST_S", 0.01)
+
+    async def story() -> None:
+        members = Members([])
+        fleet = fleet_of(members)
+        await fleet.start()
+        assert len(members.announced) == 1
+        members.refusals = 3
+        members.said.put_nowait([member("y")])
+        await until(lambda: len(members.announced) == 5)
+        assert names(fleet) == {"x", "y"}
+        await fleet.leave()
+
+    run(story)
+
+
+def test_who_has_started_anew_is_asked_anew_who_it_is() -> None:
+    async def story() -> None:
+        members = Members([member("y")])
+        fleet = fleet_of(members)
+        met: list[str] = []
+
+        async def meet(member: FleetMember, said: FleetStatus) -> None:
+            met.append(member.instance)
+
+        fleet.vetting.on_meeting = meet
+        await fleet.start()
+        assert members.announced[0].instance == fleet.vetting.instance
+        for instance in ("first", "first", "second"):
+            members.said.put_nowait([fleet.me, replace(member("y"), instance=instance)])
+        members.said.put_nowait([fleet.me])
+        await until(lambda: names(fleet) == {"x"})
+        assert met == ["", "first", "second"]
+        await fleet.leave()
+
+    run(story)
+
+
+def test_who_answers_at_the_old_url_and_knows_no_token_does_not_keep_a_server_from_coming_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attending, "CLAIM_S", 1.0)
+    old = replace(ME, url="http://old:1")
+
+    async def story() -> None:
+        peers = Answering()
+        peers.odd[old.url] = PeerRefused("it refuses our token")
+        members = Members([old, member("y")], [member("y")])
+        fleet = fleet_of(members, peers)
+        await fleet.start()
+        assert names(fleet) == {"x", "y"}
+        await fleet.leave()
+        with pytest.raises(ConfigError, match="another server named 'x' at http://old:1"):
+            await fleet_of(Members([old, member("y")]), peers).start()
 
     run(story)

@@ -350,3 +350,21 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def test_what_a_server_told_before_it_came_back_with_a_new_disk_counts_no_more(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        x, y = world.servers["x"], world.servers["y"]
+        key = next(key for key in (f"k{n}" for n in range(99)) if world.owner_of(key) is y)
+        for server in (x, y):
+            await server.put(key, 1000)
+        await world.round()
+        assert x.counted(key) == 2
+        x.summaries.met("y", y.fleet.vetting.instance)
+        assert x.counted(key) == 2
+        x.summaries.met("y", "of another start")
+        assert x.counted(key) == 1
+        await world.round()
+        assert x.counted(key) == 2
+
+    run(World(tmp_path), test)

@@ -78,13 +78,15 @@ class ObjectStat(msgspec.Struct, frozen=True):
 class FleetMember(msgspec.Struct, frozen=True):
     """One cache server of a fleet: where others reach it, its share beside theirs, and where it stands.
 
-    A weight of 0: it is leaving, and owns nothing any more.
+    A weight of 0: it is leaving, and owns nothing any more. `instance`: see FleetStatus; empty in lists that are
+    written by hand.
     """
 
     name: str
     url: str
     weight: int = 1
     zone: str = ""
+    instance: str = ""
 
 
 class SummaryStatus(msgspec.Struct, frozen=True):

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.port import Membership
@@ -41,10 +43,10 @@ class Fleet:
         rng: Rng,
         block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES,
     ) -> None:
-        self.me = me
         self.view = FleetView(me.name)
         self._block_size_bytes = block_size_bytes
         self.vetting = Vetting(self.view, peers, clock, rng.fork(1), block_size_bytes)
+        self.me = me = replace(me, instance=self.vetting.instance)
         self._dues = Dues(peers, self.lost)
         self.changed_at = -1e9
         self._attending = None if membership is None else Attending(me, membership, self.vetting, rng.fork(2))

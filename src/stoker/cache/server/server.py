@@ -41,7 +41,7 @@ from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError
-from stoker.wire.cache_api import BucketSpec, FleetMember
+from stoker.wire.cache_api import BucketSpec, FleetMember, FleetStatus
 
 _TICK_S = 0.25
 _DRAIN_S = 5.0
@@ -267,7 +267,12 @@ class CacheServer:
         for listener in listeners:
             listener.setblocking(False)
             front.listen(listener.detach())
-        engine.fleet.vetting.on_meeting = added.meet
+
+        async def meet(member: FleetMember, said: FleetStatus) -> None:
+            summaries.met(member.name, said.instance)
+            await added.meet(member, said)
+
+        engine.fleet.vetting.on_meeting = meet
         self._set_rules()
         hits = FrontHits(front.take_hits)
         admin = Admin(

@@ -86,12 +86,13 @@ class Vetting:
         await self.on_meeting(member, said)
         return said
 
-    async def is_twin(self, member: FleetMember) -> bool:
-        """Whether another server than this one answers where a member is said to be, under its name."""
+    async def is_twin(self, member: FleetMember) -> bool | None:
+        """Whether another server than this one answers where a member is said to be, under its name. None: one answers
+        that does not say who it is."""
         try:
             said = await self._peers.fleet(member.url)
         except PeerRefused:
-            return True  # who can tell?
+            return None
         except StokerError:
             return False
         return said.name == member.name and said.instance != self.instance
