@@ -95,12 +95,30 @@ struct Container {
   uint32_t pieces = 0;
   uint64_t size_bytes = 0;  // of the pieces
   uint32_t used_s = 0;      // when the last of them was held
+
+  void add(const Container& other) {
+    bucket = other.bucket;
+    pieces += other.pieces;
+    size_bytes += other.size_bytes;
+    used_s = std::max(used_s, other.used_s);
+  }
 };
 
 struct BucketFigures {
   uint64_t objects = 0;
   uint64_t pieces = 0;
   uint64_t size_bytes = 0;
+};
+
+// What a look through the folder found.
+struct Survey {
+  std::vector<uint32_t> unknown;  // files that the index does not know
+  std::vector<uint32_t> missing;  // containers that have no file
+  std::vector<uint32_t> too_long;  // files of large objects that take more than is held of them
+  std::map<uint32_t, std::pair<Container, uint64_t>> segments;  // and what their files take of the disk
+  std::map<uint16_t, uint64_t> large_bytes;  // by bucket: what is held of large objects takes, in whole pages
+
+  void add(const Survey& other);
 };
 
 enum class Packing { any, packed, large };
@@ -180,6 +198,9 @@ class Index {
                             uint64_t seed) const;
   // Objects of a bucket in no order, from `cursor` (0 at first) on; sets it to 0 after the last.
   std::vector<Name> scan(uint16_t bucket, std::string_view prefix, uint64_t& cursor, size_t limit) const;
+
+  // Looks through the folder of the containers' files. Throws FileProblem.
+  Survey survey(const std::string& path);
 
   // Writes the journal anew when most of it is of the past; returns whether it did. Throws FileProblem.
   bool compact(bool anyway);
@@ -267,9 +288,20 @@ class Index {
   void count(Shard& shard, const Object& object, int pieces, int64_t size_bytes, uint32_t used_s);
   void own(const Shard& shard, uint32_t number, uint32_t used_s);
   void disown(const Object& object);
+  Container held_of(const Shard& shard, Object& object) const;
   std::optional<Owner> owner(uint32_t container) const;
+  // The object that a large file is of, under its shard's lock; false if the file is of none by now.
   template <typename Then>
-  bool at_owner(const Owner& owner, Then then) const;
+  bool at_owner(const Owner& owner, Then then) const {
+    Shard& shard = shards_[owner.shard];
+    const std::lock_guard<std::mutex> lock(shard.mutex);
+    if (owner.number >= shard.used) return false;
+    const Object& object = shard.at(owner.number);
+    if (object.container != owner.container || !(object.flags & Object::LARGE)) return false;
+    then(shard, owner.number);
+    return true;
+  }
+  void look_at(uint32_t container, uint64_t size_bytes, Survey& survey);
   static uint64_t record_bytes(const Object& object);
   void count_object(Shard& shard, const Object& object, int objects);
   std::string text(const Shard& shard, uint64_t at, size_t size) const;

@@ -128,13 +128,9 @@ bool Index::drop_pieces(Shard& shard, uint32_t number) {
   int pieces = 1;
   auto size_bytes = static_cast<int64_t>(object.size_bytes);
   if (object.flags & Object::LARGE) {
-    pieces = 0;
-    size_bytes = 0;
-    for (uint32_t block = 0; block < shard.blocks(object); ++block) {
-      if (!shard.block(object, block)) continue;
-      ++pieces;
-      size_bytes += static_cast<int64_t>(piece_bytes(object, block));
-    }
+    const Container held = held_of(shard, object);
+    pieces = static_cast<int>(held.pieces);
+    size_bytes = static_cast<int64_t>(held.size_bytes);
   }
   count(shard, object, -pieces, -size_bytes, 0);
   if (object.flags & Object::LARGE) {

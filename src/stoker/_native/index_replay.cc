@@ -1,6 +1,5 @@
 // The index and its file: the replay at the start. Shards know nothing of each other: while one window of the file is read
 // and checked, the records of the one before are applied to several shards at once, each shard's in their order.
-#include <sched.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -8,18 +7,17 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
-#include <system_error>
-#include <thread>
 
 #include "index.h"
 #include "index_records.h"
+#include "turns.h"
 
 namespace stoker {
 namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 constexpr uint64_t THREADS_FROM_BYTES = 16 * 1024 * 1024;
-constexpr int THREADS_MAX = 4;
+constexpr size_t RUNS_MAX = 4096;
 // How many records ahead memory is asked for: first a record's slot in the table, then the object that it leads to.
 constexpr size_t SLOT_AHEAD = 16, OBJECT_AHEAD = 8;
 
@@ -36,23 +34,15 @@ HashKey random_key() {
   return HashKey{word(), word()};
 }
 
-int threads_for(uint64_t file_bytes) {
-  cpu_set_t processors;
-  if (file_bytes < THREADS_FROM_BYTES || ::sched_getaffinity(0, sizeof processors, &processors) != 0) return 0;
-  const int count = CPU_COUNT(&processors);
-  return count < 2 ? 0 : std::min(count, THREADS_MAX);
-}
-
 }  // namespace
 
 class Index::Replaying : public JournalReader {
  public:
-  Replaying(Index& index, uint64_t file_bytes) : index_(index), thread_count_(threads_for(file_bytes)) {}
-  ~Replaying() override { let_go(); }
+  Replaying(Index& index, uint64_t file_bytes) : index_(index), turns_(file_bytes < THREADS_FROM_BYTES ? 0 : Turns::threads()) {}
 
   void take(Kind kind, std::string_view body, uint64_t at) override;
   void end_window() override;
-  void let_go() noexcept override;
+  void let_go() noexcept override { turns_.wait(); }
   // Counts what is held by now.
   void finish();
   bool do_blocks_fit() const { return do_blocks_fit_; }
@@ -73,19 +63,15 @@ class Index::Replaying : public JournalReader {
   void apply(Shard& shard, Kind kind, std::string_view body, uint64_t at);
   void apply_object(Shard& shard, std::string_view body, uint64_t at);
   void count(Shard& shard);
+  void take_counted(std::vector<std::pair<uint32_t, Container>>& runs, std::vector<Owner>& owners);
   uint32_t used(Shard& shard, uint32_t said_s);
   uint32_t checked(Shard& shard, uint32_t said_s);
-  // Begins that for every shard, in threads where that is worth it.
-  template <typename Then>
-  void begin(Then then);
 
   Index& index_;
-  const int thread_count_;
-  std::vector<std::thread> threads_;
-  std::atomic<size_t> next_{0};
   Shares gathered_, applied_;
   bool do_blocks_fit_ = false;
   std::unordered_set<uint32_t> gone_;
+  Turns turns_;  // of shards; waits for them before anything else is gone
 };
 
 // -- in the thread that reads the file ---------------------------------------------------------------------------
@@ -116,7 +102,7 @@ void Index::Replaying::take(Kind kind, std::string_view body, uint64_t at) {
 // What comes before it had another.
 void Index::Replaying::take_layout(const LayoutRecord& layout) {
   end_window();
-  let_go();
+  turns_.wait();
   do_blocks_fit_ = layout.block_size_bytes == index_.block_size_bytes_;
   if (!do_blocks_fit_) index_.drop_large();
 }
@@ -132,35 +118,15 @@ void Index::Replaying::take_bucket(std::string_view body) {
 }
 
 void Index::Replaying::end_window() {
-  let_go();
+  turns_.wait();
   gathered_.swap(applied_);
   for (std::vector<Record>& share : gathered_) share.clear();
-  begin([this](Shard& shard) { apply(shard, applied_[static_cast<size_t>(&shard - index_.shards_.get())]); });
-}
-
-template <typename Then>
-void Index::Replaying::begin(Then then) {
-  next_ = 0;
-  const auto work = [this, then] {
-    for (size_t i; (i = next_.fetch_add(1)) < SHARDS;) then(index_.shards_[i]);
-  };
-  try {
-    while (threads_.size() < static_cast<size_t>(thread_count_)) threads_.emplace_back(work);
-  } catch (const std::system_error&) {
-    // There may be no more threads: those that there are do it, or this one.
-  }
-  if (threads_.empty()) work();
-}
-
-void Index::Replaying::let_go() noexcept {
-  for (std::thread& thread : threads_) thread.join();
-  threads_.clear();
+  turns_.begin(SHARDS, [this](size_t i) { apply(index_.shards_[i], applied_[i]); });
 }
 
 void Index::Replaying::finish() {
-  let_go();
-  begin([this](Shard& shard) { count(shard); });
-  let_go();
+  turns_.begin(SHARDS, [this](size_t i) { count(index_.shards_[i]); });
+  turns_.wait();
   for (size_t i = 0; i < SHARDS; ++i) {
     const Met& met = index_.shards_[i].met;
     index_.container_max_ = std::max(index_.container_max_, met.container_max);
@@ -243,10 +209,8 @@ void Index::Replaying::apply(Shard& shard, Kind kind, std::string_view body, uin
 
 // What is known and held in a shard, after what is no more was left out.
 void Index::Replaying::count(Shard& shard) {
-  std::unordered_map<uint32_t, Container> segments;
   std::vector<Owner> owners;
-  Container* segment = nullptr;  // of the object before, which is often in the same
-  uint32_t segment_number = 0;
+  std::vector<std::pair<uint32_t, Container>> runs;  // objects one after the other are often in one segment
   uint64_t live_bytes = 0;
   for (uint32_t number = 0; number < shard.used; ++number) {
     if (!shard.is_live(number)) continue;
@@ -256,38 +220,32 @@ void Index::Replaying::count(Shard& shard) {
     ++figures.objects;
     live_bytes += record_bytes(object);
     if (object.container == 0) continue;
+    Container found{object.bucket, false, 1, object.size_bytes, object.used_s};
     if (object.flags & Object::LARGE) {
-      Owner owner{object.container, number, 0, object.bucket, static_cast<uint8_t>(&shard - index_.shards_.get())};
-      for (uint32_t block = 0; block < shard.blocks(object); ++block) {
-        const auto held = shard.block(object, block);
-        if (!held) continue;
-        ++figures.pieces;
-        figures.size_bytes += index_.piece_bytes(object, block);
-        live_bytes += BLOCK_RECORD_BYTES;
-        owner.used_s = std::max(owner.used_s, held->used_s);
-      }
-      owners.push_back(owner);
-      continue;
+      found = index_.held_of(shard, object);
+      live_bytes += found.pieces * BLOCK_RECORD_BYTES;
+      const auto which = static_cast<uint8_t>(&shard - index_.shards_.get());
+      owners.push_back({object.container, number, found.used_s, object.bucket, which});
+    } else if (runs.empty() || runs.back().first != object.container) {
+      if (runs.size() == RUNS_MAX) take_counted(runs, owners);
+      runs.emplace_back(object.container, found);
+    } else {
+      runs.back().second.add(found);
     }
-    if (object.container != segment_number) segment = &segments[segment_number = object.container];
-    segment->bucket = object.bucket;
-    ++segment->pieces;
-    segment->size_bytes += object.size_bytes;
-    segment->used_s = std::max(segment->used_s, object.used_s);
-    ++figures.pieces;
-    figures.size_bytes += object.size_bytes;
+    figures.pieces += found.pieces;
+    figures.size_bytes += found.size_bytes;
   }
+  take_counted(runs, owners);
   index_.objects_ += shard.count;
   index_.live_bytes_ += live_bytes;
+}
+
+void Index::Replaying::take_counted(std::vector<std::pair<uint32_t, Container>>& runs, std::vector<Owner>& owners) {
   const Lock lock(index_.counts_mutex_);
-  for (const auto& [number, part] : segments) {
-    Container& whole = index_.segments_[number];
-    whole.bucket = part.bucket;
-    whole.pieces += part.pieces;
-    whole.size_bytes += part.size_bytes;
-    whole.used_s = std::max(whole.used_s, part.used_s);
-  }
+  for (const auto& [number, run] : runs) index_.segments_[number].add(run);
   for (const Owner& owner : owners) index_.owners_.put(owner.container) = owner;
+  runs.clear();
+  owners.clear();
 }
 
 // -- opening -----------------------------------------------------------------------------------------------------

@@ -100,18 +100,6 @@ std::map<uint16_t, BucketFigures> Index::figures() const {
   return sums;
 }
 
-// The object that a large file is of, under its shard's lock; false if the file is of none by now.
-template <typename Then>
-bool Index::at_owner(const Owner& owner, Then then) const {
-  Shard& shard = shards_[owner.shard];
-  const Lock lock(shard.mutex);
-  if (owner.number >= shard.used) return false;
-  const Object& object = shard.at(owner.number);
-  if (object.container != owner.container || !(object.flags & Object::LARGE)) return false;
-  then(shard, owner.number);
-  return true;
-}
-
 std::optional<Owner> Index::owner(uint32_t container) const {
   const Lock lock(counts_mutex_);
   const Owner* found = container ? owners_.find(container) : nullptr;
@@ -125,15 +113,20 @@ std::optional<Container> Index::container(uint32_t number) const {
     const auto found = segments_.find(number);
     return found == segments_.end() ? std::nullopt : std::optional(found->second);
   }
-  Container found{large->bucket, true, 0, 0, large->used_s};
-  const bool is_there = at_owner(*large, [&](Shard& shard, uint32_t object) {
-    for (uint32_t block = 0; block < shard.blocks(shard.at(object)); ++block) {
-      if (!shard.block(shard.at(object), block)) continue;
-      ++found.pieces;
-      found.size_bytes += piece_bytes(shard.at(object), block);
-    }
-  });
+  Container found;
+  const bool is_there =
+      at_owner(*large, [&](Shard& shard, uint32_t object) { found = held_of(shard, shard.at(object)); });
+  found.used_s = large->used_s;
   return is_there ? std::optional(found) : std::nullopt;
+}
+
+// The blocks of a large object; `used_s` is then when one of them was used last.
+Container Index::held_of(const Shard& shard, Object& object) const {
+  Container found{object.bucket, true, 0, 0, 0};
+  for (uint32_t block = 0; block < shard.blocks(object); ++block)
+    if (const auto held = shard.block(object, block))
+      found.add({object.bucket, true, 1, piece_bytes(object, block), held->used_s});
+  return found;
 }
 
 void Index::doubt(uint32_t container) {

@@ -120,7 +120,7 @@ class Clearing:
         if held.now() < self._rewrite_from:
             return False
         async with self._lock:
-            live = await held.run(held.index.containers)
+            live = await held.run(held.index.segments)
             number = held.segments.sparsest(lambda n: live[n].size_bytes if n in live else 0)
             if number is None:
                 return False
