@@ -98,6 +98,7 @@ struct Container {
 
   void add(const Container& other) {
     bucket = other.bucket;
+    is_large = other.is_large;
     pieces += other.pieces;
     size_bytes += other.size_bytes;
     used_s = std::max(used_s, other.used_s);

@@ -107,16 +107,13 @@ void Index::look_at(uint32_t number, uint64_t size_bytes, Survey& survey) {
   Owner owner;
   {
     const Lock lock(counts_mutex_);
-    if (Owner* found = owners_.find(number)) {
-      found->is_seen = true;
-      owner = *found;
-    } else if (const auto segment = segments_.find(number); segment != segments_.end()) {
-      survey.segments[number] = {segment->second, size_bytes};
-      return;
-    } else {
-      survey.unknown.push_back(number);
-      return;
-    }
+    const auto segment = segments_.find(number);
+    if (segment != segments_.end()) survey.segments[number] = {segment->second, size_bytes};
+    Owner* found = owners_.find(number);
+    if (!found && segment == segments_.end()) survey.unknown.push_back(number);
+    if (!found) return;
+    found->is_seen = true;
+    owner = *found;
   }
   at_owner(owner, [&](Shard& shard, uint32_t object) {
     const uint64_t held_bytes = held_of(shard, shard.at(object)).size_bytes;

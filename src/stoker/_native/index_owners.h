@@ -1,7 +1,6 @@
-// Which object each large file is of: 16 bytes a file, with a fifth to a third of the slots free.
+// Which object each large file is of: 16 bytes a file, with an eighth to a fifth of the slots free.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,7 +17,7 @@ struct Owner {
 };
 static_assert(sizeof(Owner) == 16);
 
-// Open addressing with slots side by side. It grows by a quarter, so that little of it is free.
+// Open addressing with slots side by side. It grows by an eighth, so that little of it is free.
 class Owners {
  public:
   Owner* find(uint32_t container) {
@@ -33,7 +32,7 @@ class Owners {
   // The one of this container; a new one if there is none.
   Owner& put(uint32_t container) {
     if (Owner* found = find(container)) return *found;
-    if ((count_ + 1) * 5 > slots_.size() * 4) resize(std::max<size_t>(16, slots_.size() / 4 * 5));
+    if ((count_ + 1) * 8 > slots_.size() * 7) resize(slots_.size() + slots_.size() / 8 + 8);
     ++count_;
     return place(Owner{container});
   }
@@ -50,11 +49,6 @@ class Owners {
     }
     slots_[hole] = Owner{};
     --count_;
-  }
-
-  // Room for so many.
-  void reserve(size_t count) {
-    if (count * 5 > slots_.size() * 4) resize(count / 4 * 5 + 16);
   }
 
   size_t size() const { return count_; }

@@ -17,7 +17,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 constexpr uint64_t THREADS_FROM_BYTES = 16 * 1024 * 1024;
-constexpr size_t RUNS_MAX = 4096;
+constexpr size_t RUNS_MAX = 1024;  // of what is counted, before it is taken over
 // How many records ahead memory is asked for: first a record's slot in the table, then the object that it leads to.
 constexpr size_t SLOT_AHEAD = 16, OBJECT_AHEAD = 8;
 
@@ -227,13 +227,13 @@ void Index::Replaying::count(Shard& shard) {
       const auto which = static_cast<uint8_t>(&shard - index_.shards_.get());
       owners.push_back({object.container, number, found.used_s, object.bucket, which});
     } else if (runs.empty() || runs.back().first != object.container) {
-      if (runs.size() == RUNS_MAX) take_counted(runs, owners);
       runs.emplace_back(object.container, found);
     } else {
       runs.back().second.add(found);
     }
     figures.pieces += found.pieces;
     figures.size_bytes += found.size_bytes;
+    if (runs.size() + owners.size() >= RUNS_MAX) take_counted(runs, owners);
   }
   take_counted(runs, owners);
   index_.objects_ += shard.count;

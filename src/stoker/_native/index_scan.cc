@@ -79,7 +79,7 @@ std::map<uint32_t, Container> Index::containers() const {
       if (owner.container) large.push_back(owner.container);
   }
   for (const uint32_t number : large)
-    if (const auto one = container(number)) found[number] = *one;
+    if (const auto one = container(number)) found[number] = *one;  // with what is in a segment of that number
   return found;
 }
 
@@ -100,24 +100,28 @@ std::map<uint16_t, BucketFigures> Index::figures() const {
   return sums;
 }
 
+// Nothing where small objects are packed in it.
 std::optional<Owner> Index::owner(uint32_t container) const {
   const Lock lock(counts_mutex_);
   const Owner* found = container ? owners_.find(container) : nullptr;
-  return found ? std::optional(*found) : std::nullopt;
+  return found && segments_.count(container) == 0 ? std::optional(*found) : std::nullopt;
 }
 
 std::optional<Container> Index::container(uint32_t number) const {
-  const auto large = owner(number);
-  if (!large) {
-    const Lock lock(counts_mutex_);
-    const auto found = segments_.find(number);
-    return found == segments_.end() ? std::nullopt : std::optional(found->second);
-  }
   Container found;
-  const bool is_there =
-      at_owner(*large, [&](Shard& shard, uint32_t object) { found = held_of(shard, shard.at(object)); });
-  found.used_s = large->used_s;
-  return is_there ? std::optional(found) : std::nullopt;
+  std::optional<Owner> large;
+  {
+    const Lock lock(counts_mutex_);
+    if (const auto segment = segments_.find(number); segment != segments_.end()) found = segment->second;
+    if (const Owner* owner = number ? owners_.find(number) : nullptr) large = *owner;
+  }
+  if (large)
+    at_owner(*large, [&](Shard& shard, uint32_t object) {
+      Container blocks = held_of(shard, shard.at(object));
+      blocks.used_s = large->used_s;
+      found.add(blocks);
+    });
+  return found.pieces ? std::optional(found) : std::nullopt;
 }
 
 // The blocks of a large object; `used_s` is then when one of them was used last.
@@ -131,16 +135,18 @@ Container Index::held_of(const Shard& shard, Object& object) const {
 
 void Index::doubt(uint32_t container) {
   if (container == 0) return;
+  const auto distrust = [&](Shard& shard, uint32_t number) {
+    Object& object = shard.at(number);
+    object.flags &= static_cast<uint8_t>(~Object::VERIFIED);
+    for (uint32_t block = 0; block < shard.blocks(object); ++block)
+      if (const auto held = shard.block(object, block)) held->flags &= static_cast<uint8_t>(~Block::VERIFIED);
+  };
   if (const auto large = owner(container)) {
-    at_owner(*large, [&](Shard& shard, uint32_t number) {
-      for (uint32_t block = 0; block < shard.blocks(shard.at(number)); ++block)
-        if (const auto held = shard.block(shard.at(number), block)) held->flags &= static_cast<uint8_t>(~Block::VERIFIED);
-    });
+    at_owner(*large, distrust);
     return;
   }
   each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
-    Object& object = shard.at(number);
-    if (object.container == container) object.flags &= static_cast<uint8_t>(~Object::VERIFIED);
+    if (shard.at(number).container == container) distrust(shard, number);
   });
 }
 
@@ -160,22 +166,19 @@ uint32_t Index::container_max() const {
 std::vector<NamedPiece> Index::pieces(uint32_t container, bool with_keys) const {
   std::vector<NamedPiece> found;
   if (container == 0) return found;
-  const auto key_at = [&](const Shard& shard, uint32_t number) {
-    const Object& object = shard.at(number);
-    return with_keys ? text(shard, object.text_at, object.key_size) : std::string();
+  const auto take = [&](const Shard& shard, uint32_t number) {
+    Object& object = shard.at(number);
+    const std::string key = with_keys ? text(shard, object.text_at, object.key_size) : std::string();
+    if (!(object.flags & Object::LARGE)) found.push_back({piece_of(shard, number, WHOLE), key});
+    for (uint32_t block = 0; block < shard.blocks(object); ++block)
+      if (shard.block(object, block)) found.push_back({piece_of(shard, number, block), key});
   };
   if (const auto large = owner(container)) {
-    at_owner(*large, [&](Shard& shard, uint32_t number) {
-      const std::string key = key_at(shard, number);
-      for (uint32_t block = 0; block < shard.blocks(shard.at(number)); ++block)
-        if (shard.block(shard.at(number), block)) found.push_back({piece_of(shard, number, block), key});
-    });
+    at_owner(*large, take);
     return found;
   }
   each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
-    const Object& object = shard.at(number);
-    if (object.container != container || (object.flags & Object::LARGE)) return;
-    found.push_back({piece_of(shard, number, WHOLE), key_at(shard, number)});
+    if (shard.at(number).container == container) take(shard, number);
   });
   return found;
 }
