@@ -52,6 +52,34 @@ def test_what_was_learnt_and_held_is_found_after_a_restart(tmp_path: Path) -> No
     assert len(index) == 2
 
 
+def test_a_survey_tells_what_the_folder_has_and_the_index_does_not(tmp_path: Path) -> None:
+    index = Index(str(tmp_path / "index"), 4096)
+    files = tmp_path / "files"
+    (files / "000").mkdir(parents=True)
+    (files / "001").mkdir()
+    for number, size_bytes in (("one", 4096), ("two", 10000), ("three", 4096), ("four", 50)):
+        index.learn(1, number, "v", size_bytes, False, 5)
+    index.hold(1, "one", "v", 0, 1, 0, 0, 5)
+    index.hold(1, "two", "v", 2, 0x1002, 0, 0, 5)
+    index.hold(1, "three", "v", 0, 3, 0, 0, 5)
+    index.hold(1, "four", "v", None, 4, 0, 0, 5)
+    (files / "000/00000001").write_bytes(b"x" * 200_000)
+    (files / "001/00001002").write_bytes(b"x" * 1808)
+    (files / "000/00000004").write_bytes(b"x" * 50)
+    (files / "000/00000005").write_bytes(b"x")
+    (files / "000/5").write_bytes(b"another's")
+    (files / "000/00001003").write_bytes(b"where no container lies")
+    (files / "README").write_bytes(b"no folder")
+    (files / "002").symlink_to(tmp_path)
+    found = index.survey(str(files))
+    assert (found.unknown, found.missing, found.too_long) == ([5], [3], [1])
+    assert found.large_bytes == {1: 8192}
+    assert {number: (one.pieces, size) for number, (one, size) in found.segments.items()} == {4: (1, 4096)}
+    with pytest.raises(FileProblem, match="cannot look through .*nowhere: No such file") as nowhere:
+        index.survey(str(tmp_path / "nowhere"))
+    assert nowhere.value.errno == errno.ENOENT
+
+
 def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match="No such file") as nowhere:
         Index(str(tmp_path / "no" / "index"), BLOCK)

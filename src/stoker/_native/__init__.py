@@ -15,6 +15,7 @@ from stoker._native._core import (
     Inflow,
     Name,
     Piece,
+    Survey,
     crc32c,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "Inflow",
     "Name",
     "Piece",
+    "Survey",
     "crc32c",
 ]

@@ -86,6 +86,29 @@ class Container:
     @property
     def used_s(self) -> int: ...
 
+class Survey:
+    """What a look through the folder of the containers' files found beside the index."""
+
+    @property
+    def unknown(self) -> list[int]:
+        """Files that the index does not know."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Containers that have no file."""
+
+    @property
+    def too_long(self) -> list[int]:
+        """Files of large objects that take more of the disk than is held of them."""
+
+    @property
+    def segments(self) -> dict[int, tuple[Container, int]]:
+        """And what their files take of the disk."""
+
+    @property
+    def large_bytes(self) -> dict[int, int]:
+        """By bucket, what the blocks of its large objects take, in whole pages."""
+
 class BucketFigures:
     """What is held of one bucket."""
 
@@ -172,6 +195,9 @@ class Index:
     def lose_containers(self, containers: Sequence[int]) -> None: ...
     def use(self, bucket: int, key: str, block: int | None, now_s: int) -> None: ...
     def containers(self) -> dict[int, Container]: ...
+    def segments(self) -> dict[int, Container]:
+        """Those that are no files of large objects."""
+
     def container(self, number: int) -> Container | None: ...
     def doubt(self, container: int) -> None:
         """Have what is held of it verified before it is served again."""
@@ -194,6 +220,9 @@ class Index:
 
     def scan(self, bucket: int, prefix: str, cursor: int, limit: int) -> tuple[list[Name], int]:
         """Objects in no order, and the cursor to go on with; 0 begins, and comes after the last."""
+
+    def survey(self, folder: str) -> Survey:
+        """Look through the folder of the files, at the start."""
 
     def compact(self, anyway: bool = False) -> bool: ...
     def sync(self) -> None: ...

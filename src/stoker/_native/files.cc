@@ -18,10 +18,10 @@ void File::leave(int64_t size_bytes) {
   leaving_bytes_.fetch_add(size_bytes);
 }
 
-std::string Files::path(uint32_t container) const {
+std::string Files::name(uint32_t container) {
   char name[32];
   std::snprintf(name, sizeof name, "/%03x/%08x", container >> 12, container);
-  return folder_ + name;
+  return name;
 }
 
 std::shared_ptr<File> Files::open(uint32_t container, int& number) {

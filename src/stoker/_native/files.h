@@ -41,7 +41,9 @@ class Files {
   void forget(uint32_t container, int64_t size_bytes);
   // Of files that are unlinked and still sent from.
   int64_t leaving_bytes() const { return leaving_->load(); }
-  std::string path(uint32_t container) const;
+  std::string path(uint32_t container) const { return folder_ + name(container); }
+  // The same, below the folder.
+  static std::string name(uint32_t container);
 
  private:
   struct Entry {

@@ -12,197 +12,6 @@ using Lock = std::lock_guard<std::mutex>;
 
 }  // namespace
 
-// -- a shard's table ---------------------------------------------------------------------------------------------
-
-uint32_t Index::Shard::find(const Hash128& id) const {
-  if (table.empty()) return NONE;
-  const size_t mask = table.size() - 1;
-  for (size_t slot = id.low & mask;; slot = (slot + 1) & mask) {
-    if (table[slot] == 0) return NONE;
-    if (at(table[slot] - 1).id == id) return table[slot] - 1;
-  }
-}
-
-void Index::Shard::grow(size_t size) {
-  std::vector<uint32_t> larger(size);
-  const size_t mask = size - 1;
-  for (const uint32_t entry : table) {
-    if (entry == 0) continue;
-    size_t slot = at(entry - 1).id.low & mask;
-    while (larger[slot]) slot = (slot + 1) & mask;
-    larger[slot] = entry;
-  }
-  table.swap(larger);
-}
-
-uint32_t Index::Shard::add(const Hash128& id) {
-  if (size_t{count} * 4 >= table.size() * 3) grow(std::max<size_t>(64, table.size() * 2));
-  uint32_t number;
-  if (spare.empty()) {
-    number = used;
-    if (number % CHUNK == 0) chunks.emplace_back(new Object[CHUNK]);
-    ++used;
-  } else {
-    number = spare.back();
-    spare.pop_back();
-  }
-  Object& object = at(number);
-  object = Object{};
-  object.id = id;
-  const size_t mask = table.size() - 1;
-  size_t slot = id.low & mask;
-  while (table[slot]) slot = (slot + 1) & mask;
-  table[slot] = number + 1;
-  ++count;
-  return number;
-}
-
-void Index::Shard::remove(uint32_t number) {
-  const size_t mask = table.size() - 1;
-  size_t hole = at(number).id.low & mask;
-  while (table[hole] != number + 1) hole = (hole + 1) & mask;
-  // What follows moves up, so that no search ends before it finds what it looks for (Knuth, 6.4, algorithm R).
-  for (size_t slot = (hole + 1) & mask; table[slot]; slot = (slot + 1) & mask) {
-    const size_t home = at(table[slot] - 1).id.low & mask;
-    if (((slot - home) & mask) >= ((slot - hole) & mask)) {
-      table[hole] = table[slot];
-      hole = slot;
-    }
-  }
-  table[hole] = 0;
-  at(number) = Object{};
-  large.erase(number);
-  spare.push_back(number);
-  --count;
-}
-
-// -- what is kept of an object -----------------------------------------------------------------------------------
-
-Hash128 Index::identity(uint16_t bucket, std::string_view key) const {
-  const uint64_t number = bucket;
-  return siphash(key_, bytes_of(number), key);
-}
-
-uint32_t Index::tag_of(std::string_view version, uint64_t size_bytes) const {
-  return static_cast<uint32_t>(siphash(key_, bytes_of(size_bytes), version).low);
-}
-
-uint64_t Index::piece_bytes(const Object& object, uint32_t block) const {
-  if (block == WHOLE) return object.size_bytes;
-  const uint64_t start = uint64_t{block} * block_size_bytes_;
-  return std::min<uint64_t>(block_size_bytes_, object.size_bytes - start);
-}
-
-BucketFigures& Index::Shard::figures_of(uint16_t bucket) {
-  if (figures.size() <= bucket) figures.resize(bucket + 1);
-  return figures[bucket];
-}
-
-void Index::count(Shard& shard, const Object& object, int pieces, int64_t size_bytes, uint32_t used_s) {
-  BucketFigures& figures = shard.figures_of(object.bucket);
-  figures.pieces += static_cast<uint64_t>(int64_t{pieces});
-  figures.size_bytes += static_cast<uint64_t>(size_bytes);
-  const Lock lock(counts_mutex_);
-  Container& container = containers_[object.container];
-  container.bucket = object.bucket;
-  container.is_large = object.flags & Object::LARGE;
-  container.pieces += static_cast<uint32_t>(pieces);
-  container.size_bytes += static_cast<uint64_t>(size_bytes);
-  container.used_s = std::max(container.used_s, used_s);
-  container_max_ = std::max(container_max_, object.container);
-  if (container.pieces == 0) containers_.erase(object.container);
-}
-
-void Index::count_object(Shard& shard, const Object& object, int objects) {
-  const auto record = static_cast<int64_t>(sizeof(ObjectRecord) + 8 + object.key_size + object.version_size);
-  live_bytes_.fetch_add(static_cast<uint64_t>(objects * record), std::memory_order_relaxed);
-  objects_.fetch_add(static_cast<uint64_t>(int64_t{objects}), std::memory_order_relaxed);
-  shard.figures_of(object.bucket).objects += static_cast<uint64_t>(int64_t{objects});
-}
-
-void Index::set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t container, uint32_t offset, uint32_t crc,
-                      uint32_t now_s, bool is_verified) {
-  Object& object = shard.at(number);
-  if (block == WHOLE) {
-    drop_pieces(shard, number);
-    object.offset = offset;
-    object.crc = crc;
-    object.flags = is_verified ? Object::VERIFIED : 0;
-  } else {
-    if (!(object.flags & Object::LARGE) || object.container != container) drop_pieces(shard, number);
-    drop_piece(shard, number, block);
-    object.flags = Object::LARGE;
-    std::vector<Block>& blocks = shard.large[number];
-    if (blocks.size() <= block) blocks.resize(block + 1);
-    blocks[block] = Block{crc, now_s, static_cast<uint8_t>(Block::HELD | (is_verified ? Block::VERIFIED : 0))};
-    live_bytes_ += sizeof(HeldRecord) + 8;
-  }
-  object.container = container;
-  object.used_s = now_s;
-  count(shard, object, 1, static_cast<int64_t>(piece_bytes(object, block)), now_s);
-}
-
-Piece Index::piece_of(const Shard& shard, uint32_t number, uint32_t block) const {
-  const Object& object = shard.at(number);
-  Piece piece{object.bucket, object.id, block, object.container, object.used_s, piece_bytes(object, block),
-              object.offset, object.crc, (object.flags & Object::VERIFIED) != 0};
-  if (block == WHOLE) return piece;
-  const Block& held = shard.large.at(number)[block];
-  piece.used_s = held.used_s;
-  piece.offset = uint64_t{block} * block_size_bytes_;
-  piece.crc = held.crc;
-  piece.is_verified = (held.flags & Block::VERIFIED) != 0;
-  return piece;
-}
-
-bool Index::drop_piece(Shard& shard, uint32_t number, uint32_t block) {
-  Object& object = shard.at(number);
-  if (object.container == 0 || (block == WHOLE) == ((object.flags & Object::LARGE) != 0)) return false;
-  if (block == WHOLE) return drop_pieces(shard, number);
-  const auto found = shard.large.find(number);
-  if (found == shard.large.end() || block >= found->second.size()) return false;
-  std::vector<Block>& blocks = found->second;
-  if (!(blocks[block].flags & Block::HELD)) return false;
-  blocks[block] = Block{};
-  live_bytes_ -= sizeof(HeldRecord) + 8;
-  count(shard, object, -1, -static_cast<int64_t>(piece_bytes(object, block)), 0);
-  if (std::none_of(blocks.begin(), blocks.end(), [](const Block& b) { return b.flags & Block::HELD; })) {
-    shard.large.erase(found);
-    object.container = 0;
-    object.flags = 0;
-  }
-  return true;
-}
-
-bool Index::drop_pieces(Shard& shard, uint32_t number) {
-  Object& object = shard.at(number);
-  if (object.container == 0) return false;
-  int pieces = 1;
-  auto size_bytes = static_cast<int64_t>(object.size_bytes);
-  if (object.flags & Object::LARGE) {
-    pieces = 0;
-    size_bytes = 0;
-    const std::vector<Block>& blocks = shard.large.at(number);
-    for (uint32_t block = 0; block < blocks.size(); ++block) {
-      if (!(blocks[block].flags & Block::HELD)) continue;
-      ++pieces;
-      size_bytes += static_cast<int64_t>(piece_bytes(object, block));
-    }
-    live_bytes_ -= static_cast<uint64_t>(pieces) * (sizeof(HeldRecord) + 8);
-    shard.large.erase(number);
-  }
-  count(shard, object, -pieces, -size_bytes, 0);
-  object.container = 0;
-  object.flags = 0;
-  return true;
-}
-
-void Index::drop_object(Shard& shard, uint32_t number) {
-  drop_pieces(shard, number);
-  count_object(shard, shard.at(number), -1);
-  shard.remove(number);
-}
-
 // -- the file ----------------------------------------------------------------------------------------------------
 
 std::string Index::text(const Shard& shard, uint64_t at, size_t size) const {
@@ -258,9 +67,13 @@ std::optional<Found> Index::find(uint16_t bucket, std::string_view key, bool wit
   const Lock lock(shard.mutex);
   const uint32_t number = shard.find(id);
   if (number == NONE) return std::nullopt;
-  const Object& object = shard.at(number);
+  Object& object = shard.at(number);
   Found found{object, text(shard, object.text_at + object.key_size, object.version_size), {}};
-  if (with_blocks && (object.flags & Object::LARGE)) found.blocks = shard.large.at(number);
+  if (with_blocks && (object.flags & Object::LARGE)) {
+    found.blocks.resize(shard.blocks(object));
+    for (uint32_t block = 0; block < found.blocks.size(); ++block)
+      if (const auto held = shard.block(object, block)) found.blocks[block] = {held->crc, held->used_s, held->flags};
+  }
   return found;
 }
 
@@ -281,13 +94,12 @@ bool Index::covers(const Object& object, uint64_t start, uint64_t stop, uint32_t
   const Lock lock(shard.mutex);
   const uint32_t number = shard.find(object.id);
   if (number == NONE || shard.at(number).container != object.container) return false;
-  const auto found = shard.large.find(number);
-  if (found == shard.large.end()) return false;
-  std::vector<Block>& blocks = found->second;
   const uint64_t last = (stop - 1) / block_size_bytes_;
+  if (last >= WHOLE) return false;
   for (uint64_t block = start / block_size_bytes_; block <= last; ++block) {
-    if (block >= blocks.size() || !(blocks[block].flags & Block::VERIFIED)) return false;
-    blocks[block].used_s = now_s;
+    const auto held = shard.block(shard.at(number), static_cast<uint32_t>(block));
+    if (!held || !(held->flags & Block::VERIFIED)) return false;
+    held->used_s = now_s;
   }
   return true;
 }
@@ -306,9 +118,9 @@ std::optional<Piece> Index::held(uint16_t bucket, std::string_view key, uint32_t
     object.used_s = now_s;
     return piece_of(shard, number, WHOLE);
   }
-  std::vector<Block>& blocks = shard.large.at(number);
-  if (block >= blocks.size() || !(blocks[block].flags & Block::HELD)) return std::nullopt;
-  object.used_s = blocks[block].used_s = now_s;
+  const auto at = shard.block(object, block);
+  if (!at) return std::nullopt;
+  object.used_s = at->used_s = now_s;
   return piece_of(shard, number, block);
 }
 
@@ -410,11 +222,9 @@ bool Index::verified(uint16_t bucket, std::string_view key, uint32_t block, uint
     object.flags |= Object::VERIFIED;
     return true;
   }
-  const auto found = shard.large.find(number);
-  if (found == shard.large.end() || block >= found->second.size()) return false;
-  if (!(found->second[block].flags & Block::HELD)) return false;
-  found->second[block].flags |= Block::VERIFIED;
-  return true;
+  const auto held = shard.block(object, block);
+  if (held) held->flags |= Block::VERIFIED;
+  return held.has_value();
 }
 
 bool Index::lose(const Piece& piece) {
@@ -449,8 +259,7 @@ void Index::use(uint16_t bucket, std::string_view key, uint32_t block, uint32_t 
   if (number == NONE) return;
   shard.at(number).used_s = now_s;
   if (block == WHOLE) return;
-  const auto found = shard.large.find(number);
-  if (found != shard.large.end() && block < found->second.size()) found->second[block].used_s = now_s;
+  if (const auto held = shard.block(shard.at(number), block)) held->used_s = now_s;
 }
 
 }  // namespace stoker

@@ -17,13 +17,14 @@
 #include <unordered_set>
 #include <vector>
 
+#include "index_owners.h"
 #include "journal.h"
 
 namespace stoker {
 
 constexpr uint32_t WHOLE = UINT32_MAX;  // in place of a block's number: the object lies packed in a segment
 
-struct Object {
+struct alignas(64) Object {
   static constexpr uint8_t VERIFIED = 1, LARGE = 2, ABSENT = 4;
   Hash128 id;
   uint64_t text_at;    // of its body in the journal
@@ -31,14 +32,14 @@ struct Object {
   uint32_t checked_s;  // when the origin last said so, seconds since 1970; 0: it must be asked
   uint32_t used_s;
   uint32_t container;  // 0: nothing is held
-  uint32_t offset;     // in the container, if it is a segment
+  uint32_t offset;     // in the container, if it is a segment; else see `block_flags`
   uint32_t crc;
   uint32_t tag;        // of its version
   uint16_t bucket;
   uint16_t version_size;
   uint16_t key_size;
   uint8_t flags;
-  uint8_t reserved;
+  uint8_t block_flags;  // of a large one: those of its only block, whose `used_s` is `offset`; 0: `offset` is its list
 };
 static_assert(sizeof(Object) == 64);
 
@@ -47,6 +48,20 @@ struct Block {
   uint32_t crc = 0;
   uint32_t used_s = 0;
   uint8_t flags = 0;
+};
+
+// A block where it is kept.
+struct BlockAt {
+  uint32_t& crc;
+  uint32_t& used_s;
+  uint8_t& flags;
+};
+
+// The blocks of a large object that can have more than one.
+struct BlockList {
+  std::unique_ptr<Block[]> blocks;
+  uint32_t size = 0;
+  uint32_t held = 0;
 };
 
 // An object as it was when it was looked up.
@@ -80,12 +95,31 @@ struct Container {
   uint32_t pieces = 0;
   uint64_t size_bytes = 0;  // of the pieces
   uint32_t used_s = 0;      // when the last of them was held
+
+  void add(const Container& other) {
+    bucket = other.bucket;
+    is_large = other.is_large;
+    pieces += other.pieces;
+    size_bytes += other.size_bytes;
+    used_s = std::max(used_s, other.used_s);
+  }
 };
 
 struct BucketFigures {
   uint64_t objects = 0;
   uint64_t pieces = 0;
   uint64_t size_bytes = 0;
+};
+
+// What a look through the folder found.
+struct Survey {
+  std::vector<uint32_t> unknown;  // files that the index does not know
+  std::vector<uint32_t> missing;  // containers that have no file
+  std::vector<uint32_t> too_long;  // files of large objects that take more than is held of them
+  std::map<uint32_t, std::pair<Container, uint64_t>> segments;  // and what their files take of the disk
+  std::map<uint16_t, uint64_t> large_bytes;  // by bucket: what is held of large objects takes, in whole pages
+
+  void add(const Survey& other);
 };
 
 enum class Packing { any, packed, large };
@@ -150,6 +184,8 @@ class Index {
   void use(uint16_t bucket, std::string_view key, uint32_t block, uint32_t now_s);
 
   std::map<uint32_t, Container> containers() const;
+  // Those that are no files of large objects.
+  std::map<uint32_t, Container> segments() const;
   std::optional<Container> container(uint32_t number) const;
   // The largest number that was ever used, as far as the file tells.
   uint32_t container_max() const;
@@ -164,6 +200,9 @@ class Index {
   // Objects of a bucket in no order, from `cursor` (0 at first) on; sets it to 0 after the last.
   std::vector<Name> scan(uint16_t bucket, std::string_view prefix, uint64_t& cursor, size_t limit) const;
 
+  // Looks through the folder of the containers' files. Throws FileProblem.
+  Survey survey(const std::string& path);
+
   // Writes the journal anew when most of it is of the past; returns whether it did. Throws FileProblem.
   bool compact(bool anyway);
   void sync();
@@ -172,6 +211,14 @@ class Index {
   static constexpr size_t CHUNK = 1024;
   static constexpr uint32_t AT_ONCE = 256;
 
+  struct Met {  // by a replay, in one shard
+    uint32_t container_max = 0;
+    uint16_t bucket_max = 0;
+    bool is_of_later = false;
+  };
+
+  class Replaying;
+
   struct Shard {
     mutable std::mutex mutex;
     std::vector<uint32_t> table;  // numbers of objects + 1; its size is a power of two
@@ -179,18 +226,27 @@ class Index {
     std::vector<uint32_t> spare;
     uint32_t used = 0;   // numbers that were given
     uint32_t count = 0;  // objects
-    std::unordered_map<uint32_t, std::vector<Block>> large;
+    std::vector<BlockList> lists;
+    std::vector<uint32_t> spare_lists;
     std::vector<BucketFigures> figures;  // by the bucket's number
     std::vector<uint64_t> moved;  // while the journal is written anew: where texts are in the new file
     uint8_t file = 0;             // which of the two files texts are in
+    Met met;
 
     Object& at(uint32_t number) const { return chunks[number / CHUNK][number % CHUNK]; }
     bool is_live(uint32_t number) const { return at(number).key_size != 0; }
+    const uint32_t* slot_of(uint64_t id_low) const { return &table[id_low & (table.size() - 1)]; }
     uint32_t find(const Hash128& id) const;
     uint32_t add(const Hash128& id);
     void remove(uint32_t number);
     void grow(size_t size);
     BucketFigures& figures_of(uint16_t bucket);
+    // How many blocks there is room for, and one of them if it is held.
+    uint32_t blocks(const Object& object) const;
+    std::optional<BlockAt> block(Object& object, uint32_t block) const;
+    void put_block(Object& object, uint32_t block, const Block& value, uint64_t blocks_max);
+    bool drop_block(Object& object, uint32_t block);
+    void drop_blocks(Object& object);
   };
   static constexpr uint32_t NONE = UINT32_MAX;
 
@@ -214,13 +270,13 @@ class Index {
   }
   bool draw(const Shard& shard, const std::unordered_set<uint16_t>& buckets, Packing packing, uint64_t chance,
             std::vector<Piece>& drawn) const;
-  bool draw_large(const Shard& shard, const std::unordered_set<uint16_t>& buckets, uint64_t chance,
-                  std::vector<Piece>& drawn) const;
+  bool draw_large(const std::unordered_set<uint16_t>& buckets, uint64_t chance, std::vector<Piece>& drawn) const;
   uint32_t block_from(const Shard& shard, uint32_t number, uint64_t chance) const;
   Piece piece_of(const Shard& shard, uint32_t number, uint32_t block) const;
   Hash128 identity(uint16_t bucket, std::string_view key) const;
   Shard& shard_of(const Hash128& id) const { return shards_[id.high >> 58]; }
   uint32_t tag_of(std::string_view version, uint64_t size_bytes) const;
+  uint64_t blocks_max(const Object& object) const { return (object.size_bytes + block_size_bytes_ - 1) / block_size_bytes_; }
   uint64_t piece_bytes(const Object& object, uint32_t block) const;
   bool has_version(const Shard& shard, const Object& object, std::string_view version) const;
   void set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t container, uint32_t offset, uint32_t crc,
@@ -231,18 +287,30 @@ class Index {
   void drop_large();
   void drop_containers(const std::unordered_set<uint32_t>& containers);
   void count(Shard& shard, const Object& object, int pieces, int64_t size_bytes, uint32_t used_s);
+  void own(const Shard& shard, uint32_t number, uint32_t used_s);
+  void disown(const Object& object);
+  Container held_of(const Shard& shard, Object& object) const;
+  std::optional<Owner> owner(uint32_t container) const;
+  // The object that a large file is of, under its shard's lock; false if the file is of none by now.
+  template <typename Then>
+  bool at_owner(const Owner& owner, Then then) const {
+    Shard& shard = shards_[owner.shard];
+    const std::lock_guard<std::mutex> lock(shard.mutex);
+    if (owner.number >= shard.used) return false;
+    const Object& object = shard.at(owner.number);
+    if (object.container != owner.container || !(object.flags & Object::LARGE)) return false;
+    then(shard, owner.number);
+    return true;
+  }
+  void look_at(uint32_t container, uint64_t size_bytes, Survey& survey);
+  static uint64_t record_bytes(const Object& object);
   void count_object(Shard& shard, const Object& object, int objects);
   std::string text(const Shard& shard, uint64_t at, size_t size) const;
   Places append(Kind kind, std::string_view body);
+  void expect(uint64_t file_bytes);
   void append_gone(Kind kind, std::string_view body) noexcept;
   void place(Shard& shard, uint32_t number, Places places);
 
-  void expect(uint64_t file_bytes);
-  void take(Kind kind, std::string_view body, uint64_t at);
-  void take_object(std::string_view body, uint64_t at);
-  void take_bucket(std::string_view body);
-  uint32_t used(uint32_t said_s);
-  uint32_t checked(uint32_t said_s);
   void write_anew();
   void copy_all();
   void begin_switch();
@@ -253,7 +321,7 @@ class Index {
   uint32_t container_max_ = 0;
   uint16_t bucket_max_ = 0;  // of all that were ever named in the file, or had objects
   std::atomic<bool> owes_{false};  // the file lacks a removal: it is to be written anew
-  bool blocks_fit_ = false;  // those of the records that are being replayed
+  bool replays_ = false;  // what is held is counted once it is over
   mutable std::unique_ptr<Shard[]> shards_{new Shard[SHARDS]};
   std::atomic<uint64_t> objects_{0};
   std::atomic<uint64_t> live_bytes_{0};  // what a journal of the present would take
@@ -271,9 +339,9 @@ class Index {
   mutable std::mutex compaction_mutex_;  // taken before a shard's
 
   mutable std::mutex counts_mutex_;  // taken after a shard's
-  std::unordered_map<uint32_t, Container> containers_;
+  std::unordered_map<uint32_t, Container> segments_;
+  Owners owners_;
   std::map<std::string, std::pair<uint16_t, std::string>> buckets_;
-  std::unordered_set<uint32_t> replayed_gone_;
 };
 
 }  // namespace stoker

@@ -45,6 +45,7 @@ struct HeldRecord {
   uint32_t used_s;
 };
 static_assert(sizeof(HeldRecord) == 40);
+constexpr uint64_t BLOCK_RECORD_BYTES = sizeof(HeldRecord) + 8;
 
 struct CheckedRecord {
   Hash128 id;

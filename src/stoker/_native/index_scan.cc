@@ -65,9 +65,22 @@ void Index::drop_large() {
   });
 }
 
-std::map<uint32_t, Container> Index::containers() const {
+std::map<uint32_t, Container> Index::segments() const {
   const Lock lock(counts_mutex_);
-  return {containers_.begin(), containers_.end()};
+  return {segments_.begin(), segments_.end()};
+}
+
+std::map<uint32_t, Container> Index::containers() const {
+  std::map<uint32_t, Container> found = segments();
+  std::vector<uint32_t> large;
+  {
+    const Lock lock(counts_mutex_);
+    for (const Owner& owner : owners_.slots())
+      if (owner.container) large.push_back(owner.container);
+  }
+  for (const uint32_t number : large)
+    if (const auto one = container(number)) found[number] = *one;  // with what is in a segment of that number
+  return found;
 }
 
 std::map<uint16_t, BucketFigures> Index::figures() const {
@@ -87,20 +100,53 @@ std::map<uint16_t, BucketFigures> Index::figures() const {
   return sums;
 }
 
-std::optional<Container> Index::container(uint32_t number) const {
+// Nothing where small objects are packed in it.
+std::optional<Owner> Index::owner(uint32_t container) const {
   const Lock lock(counts_mutex_);
-  const auto found = containers_.find(number);
-  return found == containers_.end() ? std::nullopt : std::optional(found->second);
+  const Owner* found = container ? owners_.find(container) : nullptr;
+  return found && segments_.count(container) == 0 ? std::optional(*found) : std::nullopt;
+}
+
+std::optional<Container> Index::container(uint32_t number) const {
+  Container found;
+  std::optional<Owner> large;
+  {
+    const Lock lock(counts_mutex_);
+    if (const auto segment = segments_.find(number); segment != segments_.end()) found = segment->second;
+    if (const Owner* owner = number ? owners_.find(number) : nullptr) large = *owner;
+  }
+  if (large)
+    at_owner(*large, [&](Shard& shard, uint32_t object) {
+      Container blocks = held_of(shard, shard.at(object));
+      blocks.used_s = large->used_s;
+      found.add(blocks);
+    });
+  return found.pieces ? std::optional(found) : std::nullopt;
+}
+
+// The blocks of a large object; `used_s` is then when one of them was used last.
+Container Index::held_of(const Shard& shard, Object& object) const {
+  Container found{object.bucket, true, 0, 0, 0};
+  for (uint32_t block = 0; block < shard.blocks(object); ++block)
+    if (const auto held = shard.block(object, block))
+      found.add({object.bucket, true, 1, piece_bytes(object, block), held->used_s});
+  return found;
 }
 
 void Index::doubt(uint32_t container) {
   if (container == 0) return;
-  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+  const auto distrust = [&](Shard& shard, uint32_t number) {
     Object& object = shard.at(number);
-    if (object.container != container) return;
     object.flags &= static_cast<uint8_t>(~Object::VERIFIED);
-    if (!(object.flags & Object::LARGE)) return;
-    for (Block& block : shard.large.at(number)) block.flags &= static_cast<uint8_t>(~Block::VERIFIED);
+    for (uint32_t block = 0; block < shard.blocks(object); ++block)
+      if (const auto held = shard.block(object, block)) held->flags &= static_cast<uint8_t>(~Block::VERIFIED);
+  };
+  if (const auto large = owner(container)) {
+    at_owner(*large, distrust);
+    return;
+  }
+  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+    if (shard.at(number).container == container) distrust(shard, number);
   });
 }
 
@@ -120,17 +166,19 @@ uint32_t Index::container_max() const {
 std::vector<NamedPiece> Index::pieces(uint32_t container, bool with_keys) const {
   std::vector<NamedPiece> found;
   if (container == 0) return found;
-  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
-    const Object& object = shard.at(number);
-    if (object.container != container) return;
+  const auto take = [&](const Shard& shard, uint32_t number) {
+    Object& object = shard.at(number);
     const std::string key = with_keys ? text(shard, object.text_at, object.key_size) : std::string();
-    if (!(object.flags & Object::LARGE)) {
-      found.push_back({piece_of(shard, number, WHOLE), key});
-      return;
-    }
-    const std::vector<Block>& blocks = shard.large.at(number);
-    for (uint32_t block = 0; block < blocks.size(); ++block)
-      if (blocks[block].flags & Block::HELD) found.push_back({piece_of(shard, number, block), key});
+    if (!(object.flags & Object::LARGE)) found.push_back({piece_of(shard, number, WHOLE), key});
+    for (uint32_t block = 0; block < shard.blocks(object); ++block)
+      if (shard.block(object, block)) found.push_back({piece_of(shard, number, block), key});
+  };
+  if (const auto large = owner(container)) {
+    at_owner(*large, take);
+    return found;
+  }
+  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+    if (shard.at(number).container == container) take(shard, number);
   });
   return found;
 }
@@ -151,6 +199,11 @@ std::vector<Piece> Index::sample(size_t count, const std::unordered_set<uint16_t
   std::vector<Piece> drawn;
   Chance chance{seed | 1};
   for (int i = 0; i < 4; ++i) chance.draw();
+  if (packing == Packing::large) {
+    while (drawn.size() < count && draw_large(buckets, chance.draw(), drawn)) {
+    }
+    return drawn;
+  }
   while (drawn.size() < count) {
     const size_t first = chance.draw() >> 58;
     size_t tried = 0;
@@ -164,7 +217,6 @@ std::vector<Piece> Index::sample(size_t count, const std::unordered_set<uint16_t
 bool Index::draw(const Shard& shard, const std::unordered_set<uint16_t>& buckets, Packing packing, uint64_t chance,
                  std::vector<Piece>& drawn) const {
   const Lock lock(shard.mutex);
-  if (packing == Packing::large) return draw_large(shard, buckets, chance, drawn);
   if (shard.used == 0) return false;
   auto number = static_cast<uint32_t>((chance >> 32) * shard.used >> 32);
   for (uint32_t step = 0; step < std::min(shard.used, STEPS_MAX); ++step, number = (number + 1) % shard.used) {
@@ -177,25 +229,33 @@ bool Index::draw(const Shard& shard, const std::unordered_set<uint16_t>& buckets
   return false;
 }
 
-bool Index::draw_large(const Shard& shard, const std::unordered_set<uint16_t>& buckets, uint64_t chance,
-                       std::vector<Piece>& drawn) const {
-  const size_t rows = shard.large.bucket_count();
-  size_t row = (chance >> 32) % rows;
-  for (size_t step = 0; step < rows; ++step, row = (row + 1) % rows) {
-    for (auto at = shard.large.begin(row); at != shard.large.end(row); ++at) {
-      if (!buckets.empty() && buckets.count(shard.at(at->first).bucket) == 0) continue;
-      drawn.push_back(piece_of(shard, at->first, block_from(shard, at->first, chance)));
-      return true;
+// A block of some large object: of the first from a place on, in the order of their files' numbers' hashes.
+bool Index::draw_large(const std::unordered_set<uint16_t>& buckets, uint64_t chance, std::vector<Piece>& drawn) const {
+  size_t step = 0;
+  while (true) {
+    Owner owner;
+    {
+      const Lock lock(counts_mutex_);
+      const std::vector<Owner>& slots = owners_.slots();
+      for (const size_t first = (chance >> 32) * slots.size() >> 32; step < slots.size() && !owner.container; ++step) {
+        const Owner& slot = slots[(first + step) % slots.size()];
+        if (slot.container && (buckets.empty() || buckets.count(slot.bucket))) owner = slot;
+      }
     }
+    if (!owner.container) return false;
+    if (at_owner(owner, [&](Shard& shard, uint32_t number) {
+          drawn.push_back(piece_of(shard, number, block_from(shard, number, chance)));
+        }))
+      return true;
   }
-  return false;
 }
 
 // A held block of a large object, by chance.
 uint32_t Index::block_from(const Shard& shard, uint32_t number, uint64_t chance) const {
-  const std::vector<Block>& blocks = shard.large.at(number);
-  auto block = static_cast<uint32_t>((chance & UINT32_MAX) * blocks.size() >> 32);
-  while (!(blocks[block].flags & Block::HELD)) block = static_cast<uint32_t>((block + 1) % blocks.size());
+  Object& object = shard.at(number);
+  const uint32_t blocks = shard.blocks(object);
+  auto block = static_cast<uint32_t>((chance & UINT32_MAX) * blocks >> 32);
+  while (!shard.block(object, block)) block = (block + 1) % blocks;
   return block;
 }
 
@@ -234,10 +294,11 @@ uint64_t Index::memory_bytes() const {
     const Lock lock(shard.mutex);
     total += shard.table.capacity() * 4 + shard.chunks.size() * CHUNK * sizeof(Object) + shard.spare.capacity() * 4;
     total += shard.moved.capacity() * 8;
-    for (const auto& [_, blocks] : shard.large) total += 64 + blocks.capacity() * sizeof(Block);
+    total += shard.lists.capacity() * sizeof(BlockList) + shard.spare_lists.capacity() * 4;
+    for (const BlockList& list : shard.lists) total += list.size ? 16 + list.size * sizeof(Block) : 0;
   }
   const Lock lock(counts_mutex_);
-  return total + containers_.size() * 64;
+  return total + segments_.size() * 64 + owners_.slots().size() * sizeof(Owner);
 }
 
 }  // namespace stoker

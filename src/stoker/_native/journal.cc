@@ -43,6 +43,11 @@ uint32_t checksum(const HashKey& key, const char* record, size_t size) {
   return crc32c(record + 4, size - 4, static_cast<uint32_t>(key.first));
 }
 
+struct LettingGo {
+  JournalReader& reader;
+  ~LettingGo() { reader.let_go(); }
+};
+
 // The whole record at `at`, if an intact one is there; 0 if not.
 size_t intact(const HashKey& key, const char* at, size_t left) {
   if (left < sizeof(RecordHead)) return 0;
@@ -88,8 +93,7 @@ Journal Journal::create(const std::string& path, const HashKey& key) {
   return made;
 }
 
-Journal Journal::open(const std::string& path, Replay& replay,
-                      const std::function<void(Kind, std::string_view, uint64_t)>& take) {
+Journal Journal::open(const std::string& path, Replay& replay, JournalReader& reader) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) fail("open", path);
   Journal found(path, fd, HashKey{}, sizeof(FileHead));
@@ -105,18 +109,23 @@ Journal Journal::open(const std::string& path, Replay& replay,
   const auto total = static_cast<uint64_t>(about.st_size);
 
   constexpr size_t RECORD_MAX = size_t{UINT16_MAX} * 8;
-  std::unique_ptr<char[]> window(new char[READ_SIZE + RECORD_MAX]);
+  const size_t room = static_cast<size_t>(std::min<uint64_t>(READ_SIZE + RECORD_MAX, total));
+  std::unique_ptr<char[]> window(new char[room]), before;  // the one before is still being looked at
+  const LettingGo letting_go{reader};
   uint64_t at = sizeof head;       // of the window's first byte
   uint64_t end = at;               // of the last intact record
   size_t held = 0, done = 0;
   uint64_t damaged = 0;
   while (true) {
     if (held - done < RECORD_MAX && at + held < total) {
-      std::memmove(window.get(), window.get() + done, held - done);
+      reader.end_window();
+      if (!before) before.reset(new char[room]);
+      window.swap(before);
+      std::memcpy(window.get(), before.get() + done, held - done);
       at += done;
       held -= done;
       done = 0;
-      const size_t wanted = static_cast<size_t>(std::min<uint64_t>(READ_SIZE + RECORD_MAX - held, total - at - held));
+      const size_t wanted = static_cast<size_t>(std::min<uint64_t>(room - held, total - at - held));
       const ssize_t more = ::pread(fd, window.get() + held, wanted, static_cast<off_t>(at + held));
       if (more < 0) fail("read", path);
       if (more == 0) break;  // it is shorter than it was
@@ -137,10 +146,11 @@ Journal Journal::open(const std::string& path, Replay& replay,
     replay.damaged_bytes += damaged;
     damaged = 0;
     ++replay.records;
-    take(static_cast<Kind>(record.kind), {here + sizeof record, body}, at + done + sizeof record);
+    reader.take(static_cast<Kind>(record.kind), {here + sizeof record, body}, at + done + sizeof record);
     done += size;
     end = at + done;
   }
+  reader.end_window();
   replay.was_torn = end < total;
   if (replay.was_torn && ::ftruncate(fd, static_cast<off_t>(end)) != 0) fail("shorten", path);
   found.size_ = found.written_ = end;

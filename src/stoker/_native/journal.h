@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -26,6 +25,19 @@ struct Replay {
   bool was_torn = false;       // the end was cut off: the last server was killed while it wrote, or its host was
 };
 
+// Who gets the intact records of a file, in their order.
+class JournalReader {
+ public:
+  virtual ~JournalReader() = default;
+  // `body` is at `at` in the file, and stays where it is in memory until the next `end_window` but one has returned, or
+  // `let_go`.
+  virtual void take(Kind kind, std::string_view body, uint64_t at) = 0;
+  // Some MiB were taken.
+  virtual void end_window() = 0;
+  // Look at no body any more once this has returned.
+  virtual void let_go() noexcept = 0;
+};
+
 // Records are a head of 8 bytes (checksum, size in words of 8 bytes, kind, padding) and a body, padded to words.
 class Journal {
  public:
@@ -33,9 +45,8 @@ class Journal {
 
   // A new file, which replaces nothing until `rename_to`.
   static Journal create(const std::string& path, const HashKey& key);
-  // An existing one; `take` gets each intact record and where its body is. Throws FileProblem.
-  static Journal open(const std::string& path, Replay& replay,
-                      const std::function<void(Kind, std::string_view body, uint64_t at)>& take);
+  // An existing one. Throws FileProblem.
+  static Journal open(const std::string& path, Replay& replay, JournalReader& reader);
 
   Journal(Journal&& other) noexcept;
   Journal& operator=(Journal&& other) noexcept;

@@ -62,6 +62,12 @@ void bind_records(py::module_& module) {
       .def_readonly("records", &Replay::records)
       .def_readonly("damaged_bytes", &Replay::damaged_bytes)
       .def_readonly("was_torn", &Replay::was_torn);
+  py::class_<Survey>(module, "Survey")
+      .def_readonly("unknown", &Survey::unknown)
+      .def_readonly("missing", &Survey::missing)
+      .def_readonly("too_long", &Survey::too_long)
+      .def_readonly("segments", &Survey::segments)
+      .def_readonly("large_bytes", &Survey::large_bytes);
   py::class_<Name>(module, "Name")
       .def_readonly("key", &Name::key)
       .def_readonly("version", &Name::version)
@@ -144,6 +150,7 @@ void bind_index(py::module_& module) {
           },
           py::arg("bucket"), py::arg("key"), py::arg("block"), py::arg("now_s"), release())
       .def("containers", &Index::containers, release())
+      .def("segments", &Index::segments, release())
       .def("container", &Index::container, py::arg("number"))
       .def("doubt", &Index::doubt, py::arg("container"), release())
       .def("key_of", &Index::key_of, py::arg("piece"), release())
@@ -178,6 +185,7 @@ void bind_index(py::module_& module) {
             return std::pair(std::move(names), cursor);
           },
           py::arg("bucket"), py::arg("prefix"), py::arg("cursor"), py::arg("limit"), release())
+      .def("survey", &Index::survey, py::arg("folder"), release())
       .def("compact", &Index::compact, py::arg("anyway") = false, release())
       .def("sync", &Index::sync, release());
 }

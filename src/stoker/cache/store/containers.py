@@ -16,7 +16,6 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,9 +37,9 @@ class ContainerFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._below = folder / "files"
+        self.below = folder / "files"
         try:
-            self._below.mkdir(parents=True, exist_ok=True)
+            self.below.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise EnvironmentProblem(f"cannot use the cache folder {folder}: {error.strerror}") from error
@@ -52,18 +51,10 @@ class ContainerFiles:
                 f"the cache folder {folder} is in use by another cache server; give each its own --dir"
             ) from error
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.sending = Files(str(self._below), max(16, min(OPEN_TO_SEND_MAX, soft // 4)))
+        self.sending = Files(str(self.below), max(16, min(OPEN_TO_SEND_MAX, soft // 4)))
         """Descriptors to send from, which the front uses as well."""
         self._writing: OrderedDict[int, int] = OrderedDict()
         self._lock = threading.Lock()
-
-    def sizes_bytes(self) -> dict[int, int]:
-        """What each container takes of the disk. Files of other names are let be."""
-        found = {}
-        for entry in self._entries():
-            with suppress(OSError, ValueError):
-                found[int(entry.name, 16)] = entry.stat(follow_symlinks=False).st_blocks * 512
-        return found
 
     def create(self, number: int) -> None:
         """Make the file of a container whose number was never used. Raises EnvironmentProblem."""
@@ -159,13 +150,6 @@ class ContainerFiles:
         for number in list(self._writing):
             self.finish(number)
         os.close(self._lock_fd)
-
-    def _entries(self) -> Iterator[os.DirEntry[str]]:
-        with os.scandir(self._below) as folders:
-            for folder in folders:
-                if folder.is_dir(follow_symlinks=False):
-                    with os.scandir(folder.path) as entries:
-                        yield from entries
 
     def _to_write(self, number: int) -> int:
         """A descriptor of the caller's own: the one that is kept may be closed, and its number be another file's, while

@@ -50,17 +50,20 @@ class Holdings:
         except BaseException:
             self.files.close()
             raise
-        self._next_container = max(self.index.container_max(), *held, 0) + 1
+        self._next_container = self.index.container_max() + 1
         segment_bytes = segment_bytes_for(limit_bytes)
         self.packed_bytes_max = min(PACKED_BYTES_MAX, segment_bytes, block_size_bytes)
         self.room = Room(limit_bytes, min(segment_bytes // 2, limit_bytes // 4))
         self.segments = Segments(segment_bytes, self.new_container)
         self.lots = Lots(self.index, self.room)
-        for number, (container, size_bytes) in sorted(held.items(), key=lambda item: item[1][0].used_s):
+        for number, (container, size_bytes) in sorted(
+            held.segments.items(), key=lambda item: item[1][0].used_s
+        ):
             lot = self.lots[container.bucket].lots[0].number
             self.room.take(lot, size_bytes)
-            if not container.is_large:
-                self.segments.adopt(number, lot, size_bytes, container.used_s)
+            self.segments.adopt(number, lot, size_bytes, container.used_s)
+        for bucket, size_bytes in held.large_bytes.items():
+            self.room.take(self.lots[bucket].lots[0].number, size_bytes)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Use the disk in a thread of the store's own: origins that hang take none of them."""

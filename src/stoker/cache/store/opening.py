@@ -11,13 +11,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from stoker._native import Container, FileProblem, Index
+from stoker._native import Container, FileProblem, Index, Survey
 from stoker.cache.segments import pages_bytes
 from stoker.cache.store.containers import ContainerFiles
 from stoker.errors import EnvironmentProblem
 
 INDEX_FILE = "index"
-_EXTENTS_BYTES = 64 * 1024
 
 
 def open_index(folder: Path, block_size_bytes: int, now_s: int, notes: list[str]) -> Index:
@@ -45,30 +44,20 @@ def open_index(folder: Path, block_size_bytes: int, now_s: int, notes: list[str]
     return index
 
 
-def reconcile(index: Index, files: ContainerFiles, block_size_bytes: int) -> dict[int, tuple[Container, int]]:
-    """The containers that are held, each with what its file takes of the disk, after all else is removed."""
+def reconcile(index: Index, files: ContainerFiles, block_size_bytes: int) -> Survey:
+    """What is held, after all else is removed. Files are looked at by the native part: there may be millions."""
     named = {number for number, _ in index.buckets().values()}
     for bucket in index.figures():
         if bucket not in named:
             index.clear(bucket)  # its name was in a damaged part of the index
-    on_disk = files.sizes_bytes()
-    known = index.containers()
-    for number in on_disk.keys() - known.keys():
+    found = index.survey(str(files.below))
+    for number in found.unknown:
         files.unlink(number, 0)
-    missing = known.keys() - on_disk.keys()
-    if missing:
-        index.lose_containers(sorted(missing))
-    for number in missing:
-        del known[number]
-    for number, container in known.items():
-        if not container.is_large:
-            continue
-        counted_bytes = blocks_bytes(container, block_size_bytes)
-        # A file in many extents takes some pages more than its blocks do.
-        if on_disk[number] > counted_bytes + max(_EXTENTS_BYTES, counted_bytes // 256):
-            _punch_unknown(index, files, number, block_size_bytes)
-        on_disk[number] = counted_bytes
-    return {number: (container, on_disk[number]) for number, container in known.items()}
+    if missing := found.missing:
+        index.lose_containers(missing)
+    for number in found.too_long:
+        _punch_unknown(index, files, number, block_size_bytes)
+    return found
 
 
 def blocks_bytes(container: Container, block_size_bytes: int) -> int:
