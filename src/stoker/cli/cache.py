@@ -57,6 +57,7 @@ The file says the same, and arguments beat it:
   policy = "uniform"        # lru (default) or uniform
   ttl_s = 3600.0
   stale_if_error_s = 86400.0
+  identity = ""             # the same at all servers of a fleet where one data set has different URLs
 
 Objects are then at http://HOST:PORT/BUCKET/KEY. Stop it with Ctrl-C or SIGTERM: it finishes what was asked
 and exits with 0.
@@ -79,7 +80,7 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     advertise: str = ""
     name: str = ""
     zone: str = ""
-    weight: int = 1
+    weight: int | None = None
 
 
 def add_cache_parser(subparsers: Any) -> None:
@@ -139,7 +140,10 @@ def add_cache_parser(subparsers: Any) -> None:
     server.add_argument("--name", metavar="NAME", help="this server's in its fleet; default: its address")
     server.add_argument("--zone", metavar="ZONE", help="where it stands: copies go to other zones first")
     server.add_argument(
-        "--weight", metavar="N", type=int, help="its share of the blocks beside the others'; default 1"
+        "--weight",
+        metavar="N",
+        type=int,
+        help="its share of the blocks beside the others'; default 1, or what a list says",
     )
     server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
     server.set_defaults(handler=_serve)
@@ -211,8 +215,8 @@ def _mode(text: str | None) -> int:
     return int(text, 8)
 
 
-def _weight(weight: int) -> int:
-    if not 0 <= weight <= WEIGHT_MAX:
+def _weight(weight: int | None) -> int | None:
+    if weight is not None and not 0 <= weight <= WEIGHT_MAX:
         raise ConfigError(f"--weight is 0 to {WEIGHT_MAX}, not {weight}")
     return weight
 

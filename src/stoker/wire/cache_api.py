@@ -21,7 +21,9 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/summary                                what it holds, as `cache/summary.py` encodes it; for its fleet only
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
-HOPS_MAX it is answered from what is here or from the origin.
+HOPS_MAX it is answered from what is here or from the origin. `Stoker-Origin: MARK` stands for the origin that they
+have the bucket from (`Bucket.mark`): who has a bucket of that name from another one answers 409. GETs of objects say it
+together with If-Match.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from stoker import errors
 OWN_PREFIX = "/-/"
 HOPS = "Stoker-Hops"
 HOPS_MAX = 2
+ORIGIN = "Stoker-Origin"
 PROTOCOL = 1
 """Of what servers of a fleet say to each other; those of another one do not use each other."""
 RESERVED_BUCKETS = frozenset({"-", "blob"})
@@ -213,6 +216,9 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far ahead of what was asked for last, at most."""
     prefixes: tuple[PrefixSpec, ...] = ()
     """Parts of the bucket with rules of their own; the longest prefix counts."""
+    identity: str = ""
+    """The same at all servers of a fleet that may give each other what they hold of it, where they reach one data set
+    by different URLs; empty: the origin's URL."""
 
 
 class BucketAdded(msgspec.Struct, frozen=True):
@@ -318,6 +324,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "unavailable": ErrorCode(503, errors.CacheUnavailable),
     "short_body": ErrorCode(502, errors.ShortBody),
     "origin": ErrorCode(502, errors.OriginError),
+    "another_origin": ErrorCode(409, errors.AnotherOrigin),
     "denied": ErrorCode(403, errors.AccessDenied),
     "no_token": ErrorCode(401, errors.AccessDenied),
     "environment": ErrorCode(503, errors.EnvironmentProblem),
@@ -351,7 +358,7 @@ def failure_of(status: int, body: bytes | bytearray) -> errors.StokerError:
     """The typed error for an answer that is one; WireError where its body is no ErrorBody."""
     try:
         return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
-    except msgspec.DecodeError:
+    except ValueError:
         if status == 503:
             return errors.CacheUnavailable("the server is leaving, or has no room for more connections")
         return errors.WireError(f"the server answered {status}: {bytes(body[:200])!r}")

@@ -35,7 +35,7 @@ class AddedBuckets:
     def notes(self) -> list[str]:
         """What operators should know."""
         differing = [
-            f"bucket {bucket!r} is another one at {member}: {why}"
+            f"bucket {bucket!r} is not the same at {member}: {why}"
             for (member, bucket), why in sorted(self._differing.items())
         ]
         return [*([] if self._problem is None else [self._problem]), *differing]

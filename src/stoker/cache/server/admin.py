@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.added import AddedBuckets
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.buckets import Bucket, check_origin
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
-from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
+from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
 from stoker.cache.server.summaries import Summaries
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
@@ -187,7 +187,7 @@ class Admin:
         )  # fmt: skip
 
     async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:
-        bucket = self._engine.bucket(_readable(request, name))
+        bucket = self._bucket(request, name)
         text = query.get("limit", "1000")
         is_number = len(text) < 10 and text.isascii() and text.isdigit()
         if not is_number or not 1 <= int(text) <= LIST_LIMIT_MAX:
@@ -198,15 +198,21 @@ class Admin:
 
     async def _stat(self, request: Request, path: str, *, begins: bool) -> ObjectStat:
         name, _, key = path.partition("/")
-        bucket = self._engine.bucket(_readable(request, name))
+        bucket = self._bucket(request, name)
         metadata = self._engine.metadata
         known = await metadata.locate(
             bucket, key, hops_of(request), is_refreshing=is_refreshing(request), begins=begins
         )
         return metadata.stat_of(known)
 
-    def _held(self, request: Request, name: str) -> HeldAnswer:
+    def _bucket(self, request: Request, name: str) -> Bucket:
+        """Raises AccessDenied, ObjectNotFound, AnotherOrigin."""
         bucket = self._engine.bucket(_readable(request, name))
+        check_origin(bucket, origin_of(request))
+        return bucket
+
+    def _held(self, request: Request, name: str) -> HeldAnswer:
+        bucket = self._bucket(request, name)
         query = _blocks(request)
         holds = self._engine.store.holds
         return HeldAnswer([holds(bucket.number, *block) for block in query.blocks])
@@ -221,7 +227,7 @@ class Admin:
         answer.finish()
 
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
-        bucket = self._engine.bucket(_readable(request, name))
+        bucket = self._bucket(request, name)
         query = _blocks(request)
         return await self._keeping.fetch(bucket, query.blocks, query.age_s)
 

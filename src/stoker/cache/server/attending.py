@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ log = logging.getLogger("stoker.cache")
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 5.0
 RETIRE_S = 1.5
+AGAIN_S = 2.0
 
 
 class Attending:
@@ -35,11 +36,12 @@ class Attending:
         self._found = membership.members()
         self._known: dict[str, str] = {}
         self._is_leaving = False
+        self._defect: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why the membership cannot be reached; None while it can."""
-        return self._membership.problem
+        """Why the membership cannot be reached, or used; None while it can."""
+        return self._membership.problem or self._defect
 
     async def join(self) -> list[FleetMember]:
         """Be a member, however long that takes; the others. Raises ConfigError."""
@@ -60,6 +62,23 @@ class Attending:
             others = [member for member in members if member.name != self._me.name]
             await self._vet(others)
             yield [*others, self._me]
+            self._defect = None
+
+    async def steadily(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do it again, some time after whatever unforeseen ends it: what others write down may be anything, and one
+        such record must not end this server's part in its fleet."""
+        while True:
+            try:
+                return await work()
+            except StokerError:
+                raise
+            except Exception as error:
+                log.exception("looking after the fleet failed, and is tried again")
+                self._defect = f"what it says cannot be used: {error or type(error).__name__}"
+            await asyncio.sleep(AGAIN_S)
+            await self._found.aclose()
+            self._found = self._membership.members()  # which says all that it knows
+            self._known = {}
 
     async def retire(self) -> None:
         """Own nothing any more; returns once the others can know."""

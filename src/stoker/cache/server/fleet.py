@@ -81,12 +81,14 @@ class Fleet:
         """What operators should know."""
         if self._attending is None:
             return []
-        problem = self._attending.problem
+        problem, notes = self._attending.problem, self._peers.marks.notes
         if self._watching is None:
             why = problem or "there is no answer yet"
-            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}"]
+            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}", *notes]
+        if problem is None:
+            return notes
         known = "those who were known last stay its members"
-        return [] if problem is None else [f"the fleet's membership cannot be reached, {known}: {problem}"]
+        return [f"the fleet's membership cannot be reached, {known}: {problem}", *notes]
 
     async def start(self) -> None:
         """Be in the fleet, and know it; where its membership cannot be reached within JOIN_S, as soon as it can be:
@@ -234,9 +236,12 @@ class Fleet:
                 log.exception("looking after the fleet failed")
 
     async def _join(self, attending: Attending) -> None:
-        others = await attending.join()
-        self._take(others)  # who owned what until this server came
-        self._take([*others, self.me])
+        async def join() -> None:
+            others = await attending.join()
+            self._take(others)  # who owned what until this server came
+            self._take([*others, self.me])
+
+        await attending.steadily(join)
         self._watching = asyncio.get_running_loop().create_task(self._watch(attending))
         self._watching.add_done_callback(self._has_ended)
         self._probing = asyncio.get_running_loop().create_task(self._probe())
@@ -256,6 +261,9 @@ class Fleet:
         return task.cancelled() or error is not None
 
     async def _watch(self, attending: Attending) -> None:
-        async with aclosing(attending.changes()) as changes:
-            async for members in changes:
-                self._take(members)
+        async def watch() -> None:
+            async with aclosing(attending.changes()) as changes:
+                async for members in changes:
+                    self._take(members)
+
+        await attending.steadily(watch)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
 from stoker.cache.server.landing import Landing
-from stoker.wire.cache_api import HOPS, HOPS_MAX
+from stoker.wire.cache_api import HOPS, HOPS_MAX, ORIGIN
 from stoker.wire.cache_batch import DescriptorsWanted
 
 
@@ -47,6 +47,11 @@ def hops_of(request: Request) -> int:
     said = request.header(HOPS.lower().encode()) or "0"
     is_number = len(said) < 4 and said.isascii() and said.isdigit()
     return min(int(said), HOPS_MAX) if is_number else 0
+
+
+def origin_of(request: Request) -> str | None:
+    """What stands for the origin that another server has the bucket from."""
+    return request.header(ORIGIN.lower().encode())
 
 
 def is_refreshing(request: Request) -> bool:

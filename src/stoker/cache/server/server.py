@@ -17,6 +17,7 @@ from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.fleet.open import open_membership
+from stoker.cache.fleet.static import StaticMembership, as_listed
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.origin.open import open_origin
 from stoker.cache.server.added import AddedBuckets
@@ -89,8 +90,8 @@ class ServerSettings:
     """This server's own in its fleet, the same after a restart; empty: its URL."""
 
     zone: str = ""
-    weight: int = 1
-    """Its share of the fleet's blocks, beside the others'."""
+    weight: int | None = None
+    """Its share of the fleet's blocks, beside the others'; None: 1, or what a fixed list of the members says."""
 
     summary_every_s: float = EVERY_S
     """How often it tells the others what it holds, for `replica-aware` buckets."""
@@ -239,8 +240,12 @@ class CacheServer:
                 f"a server of a fleet that listens on {settings.host} has to say where the others reach it: give "
                 "--advertise http://HOST:PORT"
             )
-        me = FleetMember(settings.name or url.removeprefix("http://"), url, settings.weight, settings.zone)
+        weight = 1 if settings.weight is None else settings.weight
+        me = FleetMember(settings.name or url.removeprefix("http://"), url, weight, settings.zone)
         membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
+        listed = membership.listed(me.name) if isinstance(membership, StaticMembership) else None
+        if listed is not None:
+            me = as_listed(me, settings.weight, listed)
         peers = Peers(self._auth.fleet_token())
         rng = self._rng.fork(3)
         return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)

@@ -19,7 +19,7 @@ def read_file(path: Path, kind: type[T], notes: list[str], without_it: str) -> T
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         kept = _free_name(path)
         with suppress(OSError):
             os.replace(path, kept)
