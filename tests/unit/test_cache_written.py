@@ -33,7 +33,7 @@ def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     path, notes = tmp_path / "buckets.json", list[str]()
     newer = b'{"b":{"origin_url":"/data","of_a_later_version":1}}'
-    for number, content in enumerate((newer, b"{half")):
+    for number, content in enumerate((newer, b"{half", b'{"\xff":1}')):
         path.write_bytes(content)
         assert read_file(path, KIND, notes, "nothing is there") is None
         assert not path.exists()
