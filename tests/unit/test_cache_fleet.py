@@ -226,3 +226,45 @@ def test_who_answers_at_the_old_url_and_knows_no_token_does_not_keep_a_server_fr
             await fleet_of(Members([old, member("y")]), peers).start()
 
     run(story)
+
+
+def test_two_servers_that_say_the_same_name_and_url_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        left = replace(ME, instance="of the start before")
+        members = Members([left])
+        fleet = fleet_of(members)
+        await fleet.start()
+        members.said.put_nowait([fleet.me, member("y")])
+        await until(lambda: names(fleet) == {"x", "y"})
+        assert fleet.notes == []
+        members.said.put_nowait([replace(left, weight=0)])
+        await until(lambda: names(fleet) == {"x"})
+        assert fleet.notes == []
+        for _ in range(2):
+            members.said.put_nowait([left])
+        members.said.put_nowait([fleet.me, member("y")])
+        await until(lambda: names(fleet) == {"x", "y"})
+        assert ["'x' at http://x:1, as this one does" in note for note in fleet.notes] == [True]
+        assert caplog.text.count("as this one does") == 1
+        assert len(members.announced) == 1, "they would tell it in turn for ever"
+        await fleet.leave()
+
+    run(story)
+
+
+def test_a_folder_tells_of_another_server_that_writes_the_same_file(tmp_path: Path) -> None:
+    """Even where each reads it only after it has written it itself."""
+
+    async def story() -> None:
+        one, other = FolderMembership(tmp_path, beat_s=0.2), FolderMembership(tmp_path, beat_s=99.0)
+        steps = [(other,), (one, other), (one,), (other, one)]
+        async with aclosing(one.members()) as seen:
+            for writers, last in zip(steps, ("other", "other", "one", "other"), strict=True):
+                for writer in writers:
+                    await writer.announce(replace(ME, instance="one" if writer is one else "other"))
+                async with asyncio.timeout(20):
+                    assert [found.instance for found in await anext(seen)] == [last]
+        await one.leave()
+        await other.leave()
+
+    run(story)

@@ -49,7 +49,9 @@ class Fleet:
         self.me = me = replace(me, instance=self.vetting.instance)
         self._dues = Dues(peers, self.lost)
         self.changed_at = -1e9
-        self._attending = None if membership is None else Attending(me, membership, self.vetting, rng.fork(2))
+        self._attending = (
+            None if membership is None else Attending(me, membership, self.vetting, clock, rng.fork(2))
+        )
         self._peers = peers
         self._clock = clock
         self._rng = rng
@@ -83,7 +85,7 @@ class Fleet:
         """What operators should know."""
         if self._attending is None:
             return []
-        problem, notes = self._attending.problem, self._peers.marks.notes
+        problem, notes = self._attending.problem, [*self._attending.notes, *self._peers.marks.notes]
         if self._watching is None:
             why = problem or "there is no answer yet"
             return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}", *notes]
