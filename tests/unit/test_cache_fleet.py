@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
-from stoker.cache.server import attending
+from stoker.cache.server import attending, dues, vetting
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.peers import PeerRefused, Peers
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
-from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus
+from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus, Refreshed
 from tests.unit.cache_fake import faked
 
 ME = FleetMember("x", "http://x:1")
@@ -61,6 +61,16 @@ class Answering(Peers):
     def __init__(self) -> None:
         super().__init__(None)
         self.odd: dict[str, FleetStatus | StokerError] = {}
+        self.told: list[str] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def refresh(self, url: str, bucket: str, prefix: str, hops: int) -> Refreshed:
+        await self.may_go_on.wait()
+        if isinstance(said := self.odd.get(url), StokerError):
+            raise said
+        self.told.append(url)
+        return Refreshed(0)
 
     async def fleet(self, url: str) -> FleetStatus:
         said = self.odd.get(url)
@@ -266,5 +276,61 @@ def test_a_folder_tells_of_another_server_that_writes_the_same_file(tmp_path: Pa
                     assert [found.instance for found in await anext(seen)] == [last]
         await one.leave()
         await other.leave()
+
+    run(story)
+
+
+def test_a_refresh_misses_members_that_are_away_and_none_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dues, "GONE_MAX", 1)
+
+    async def story() -> None:
+        peers, members = Answering(), Members([member("y"), member("z")])
+        fleet = fleet_of(members, peers)
+        await fleet.start()
+        peers.odd["http://y:1"] = CacheUnavailable("away")
+        assert await fleet.refresh_all("b", "") == ["y"]
+        members.said.put_nowait([fleet.me, member("z")])
+        await until(lambda: names(fleet) == {"x", "z"})
+        assert await fleet.refresh_all("b", "") == []
+        assert fleet.dues.names == ["y"]
+        del peers.odd["http://y:1"]
+        members.said.put_nowait([fleet.me, member("y")])
+        await until(lambda: "http://y:1" in peers.told)
+        assert fleet.dues.names == []
+        await fleet.refresh_all("b", "")  # z is gone
+        assert fleet.dues.names == ["z"]
+        members.said.put_nowait([fleet.me])  # and y: more than are remembered
+        await until(lambda: names(fleet) == {"x"})
+        assert fleet.dues.names == []
+        await fleet.leave()
+
+    run(story)
+
+
+def test_one_who_takes_nothing_over_keeps_no_other_from_coming_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vetting, "MEETING_S", 0.05)
+
+    async def story() -> None:
+        peers, members = Answering(), Members([member("y"), member("z")])
+        fleet = fleet_of(members, peers)
+        met: list[str] = []
+
+        async def meet(member: FleetMember, said: FleetStatus) -> None:
+            met.append(member.name)
+            if member.name == "y":
+                await asyncio.Event().wait()
+
+        fleet.vetting.on_meeting = meet
+        await fleet.start()
+        await until(lambda: names(fleet) == {"x", "y", "z"})
+        peers.may_go_on.clear()
+        refreshing = asyncio.ensure_future(fleet.refresh_all("b", ""))  # y and z owe an answer
+        for _ in range(2):
+            fleet.lost("z", CacheUnavailable("away"))
+            await until(lambda: fleet.status().down == [])
+        assert met == ["y", "z", "z", "z"]
+        peers.may_go_on.set()
+        assert await refreshing == []
+        await fleet.leave()
 
     run(story)

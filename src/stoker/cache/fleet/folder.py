@@ -139,9 +139,10 @@ class FolderMembership:
         with contextlib.suppress(OSError):
             found = path.read_bytes()
             self._foreign = found if self._written not in (None, found) else self._foreign
-        self._written = msgspec.json.encode(_Written(self._me, self._beat))
-        temporary.write_bytes(self._written)
+        written = msgspec.json.encode(_Written(self._me, self._beat))
+        temporary.write_bytes(written)
         temporary.replace(path)
+        self._written = written
 
     def _read(self) -> list[FleetMember]:
         now = time.monotonic()
@@ -153,10 +154,8 @@ class FolderMembership:
             with contextlib.suppress(OSError):  # what cannot be read now is what it was, until its lease ends
                 said = (self._folder / name).read_bytes()
             if self._me is not None and name == self._path(self._me.name).name:
-                said, self._foreign = (
-                    self._foreign or said,
-                    None,
-                )  # it is told, though it is overwritten by now
+                # It is told, though it is overwritten by now.
+                said, self._foreign = self._foreign or said, None
             if said is None:
                 continue
             if before is None or before.said != said:
