@@ -48,6 +48,7 @@ class Storm:
         self.asked: Counter[str] = Counter()
         self.cured = 0
         self.wrong: list[str] = []
+        self.listeners: list[threading.Thread] = []
         self.changes = 0
         config = [f'tokens = ["{TOKEN}"]', f'fleet = "{folder}/members"', "[buckets.b]"]
         config += [f'origin_url = "{self.origin.url}"', "ttl_s = 2.0"]
@@ -59,7 +60,9 @@ class Storm:
         with self.lock:
             self.servers[name] = server
             self.changes += 1
-        threading.Thread(target=self.listen, args=(name, server), daemon=True).start()
+        listener = threading.Thread(target=self.listen, args=(name, server), daemon=True)
+        listener.start()
+        self.listeners.append(listener)
 
     def listen(self, name: str, server: ServerProcess) -> None:
         """Take what a server says, or it would wait for somebody to; a traceback is a defect."""
@@ -68,8 +71,12 @@ class Storm:
         for line in server.child.stderr:
             said.append(line)
             if line.startswith("Traceback"):
-                lines = itertools.islice(server.child.stderr, 40)
-                self.wrong.append(f"{name} said: {''.join([*said, *lines])}")
+                # Said at once: what follows may never come, and nobody may read on once the server has ended.
+                with self.lock:
+                    place = len(self.wrong)
+                    self.wrong.append(f"{name} said: {''.join(said)}")
+                for more in itertools.islice(server.child.stderr, 40):
+                    self.wrong[place] += more
 
     def end(self, name: str, number: signal.Signals) -> None:
         server = self.servers[name]
@@ -97,6 +104,8 @@ class Storm:
                 thread.join()
             for name in self.servers:
                 self.end(name, signal.SIGKILL)
+            for listener in self.listeners:
+                listener.join(ENDS_WITHIN_S)  # what it was still to read may be a traceback
             self.origin.shutdown()
             self.origin.server_close()
 

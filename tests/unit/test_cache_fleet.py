@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
-from stoker.cache.server import attending
+from stoker.cache.server import attending, dues, vetting
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.peers import PeerRefused, Peers
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
-from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus
+from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus, Refreshed
 from tests.unit.cache_fake import faked
 
 ME = FleetMember("x", "http://x:1")
@@ -61,6 +61,16 @@ class Answering(Peers):
     def __init__(self) -> None:
         super().__init__(None)
         self.odd: dict[str, FleetStatus | StokerError] = {}
+        self.told: list[str] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def refresh(self, url: str, bucket: str, prefix: str, hops: int) -> Refreshed:
+        await self.may_go_on.wait()
+        if isinstance(said := self.odd.get(url), StokerError):
+            raise said
+        self.told.append(url)
+        return Refreshed(0)
 
     async def fleet(self, url: str) -> FleetStatus:
         said = self.odd.get(url)
@@ -224,5 +234,103 @@ def test_who_answers_at_the_old_url_and_knows_no_token_does_not_keep_a_server_fr
         await fleet.leave()
         with pytest.raises(ConfigError, match="another server named 'x' at http://old:1"):
             await fleet_of(Members([old, member("y")]), peers).start()
+
+    run(story)
+
+
+def test_two_servers_that_say_the_same_name_and_url_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        left = replace(ME, instance="of the start before")
+        members = Members([left])
+        fleet = fleet_of(members)
+        await fleet.start()
+        members.said.put_nowait([fleet.me, member("y")])
+        await until(lambda: names(fleet) == {"x", "y"})
+        assert fleet.notes == []
+        members.said.put_nowait([replace(left, weight=0)])
+        await until(lambda: names(fleet) == {"x"})
+        assert fleet.notes == []
+        for _ in range(2):
+            members.said.put_nowait([left])
+        members.said.put_nowait([fleet.me, member("y")])
+        await until(lambda: names(fleet) == {"x", "y"})
+        assert ["'x' at http://x:1, as this one does" in note for note in fleet.notes] == [True]
+        assert caplog.text.count("as this one does") == 1
+        assert len(members.announced) == 1, "they would tell it in turn for ever"
+        await fleet.leave()
+
+    run(story)
+
+
+def test_a_folder_tells_of_another_server_that_writes_the_same_file(tmp_path: Path) -> None:
+    """Even where each reads it only after it has written it itself."""
+
+    async def story() -> None:
+        one, other = FolderMembership(tmp_path, beat_s=0.2), FolderMembership(tmp_path, beat_s=99.0)
+        steps = [(other,), (one, other), (one,), (other, one)]
+        async with aclosing(one.members()) as seen:
+            for writers, last in zip(steps, ("other", "other", "one", "other"), strict=True):
+                for writer in writers:
+                    await writer.announce(replace(ME, instance="one" if writer is one else "other"))
+                async with asyncio.timeout(20):
+                    assert [found.instance for found in await anext(seen)] == [last]
+        await one.leave()
+        await other.leave()
+
+    run(story)
+
+
+def test_a_refresh_misses_members_that_are_away_and_none_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dues, "GONE_MAX", 1)
+
+    async def story() -> None:
+        peers, members = Answering(), Members([member("y"), member("z")])
+        fleet = fleet_of(members, peers)
+        await fleet.start()
+        peers.odd["http://y:1"] = CacheUnavailable("away")
+        assert await fleet.refresh_all("b", "") == ["y"]
+        members.said.put_nowait([fleet.me, member("z")])
+        await until(lambda: names(fleet) == {"x", "z"})
+        assert await fleet.refresh_all("b", "") == []
+        assert fleet.dues.names == ["y"]
+        del peers.odd["http://y:1"]
+        members.said.put_nowait([fleet.me, member("y")])
+        await until(lambda: "http://y:1" in peers.told)
+        assert fleet.dues.names == []
+        await fleet.refresh_all("b", "")  # z is gone
+        assert fleet.dues.names == ["z"]
+        members.said.put_nowait([fleet.me])  # and y: more than are remembered
+        await until(lambda: names(fleet) == {"x"})
+        assert fleet.dues.names == []
+        await fleet.leave()
+
+    run(story)
+
+
+def test_one_who_takes_nothing_over_keeps_no_other_from_coming_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vetting, "MEETING_S", 0.05)
+
+    async def story() -> None:
+        peers, members = Answering(), Members([member("y"), member("z")])
+        fleet = fleet_of(members, peers)
+        met: list[str] = []
+
+        async def meet(member: FleetMember, said: FleetStatus) -> None:
+            met.append(member.name)
+            if member.name == "y":
+                await asyncio.Event().wait()
+
+        fleet.vetting.on_meeting = meet
+        await fleet.start()
+        await until(lambda: names(fleet) == {"x", "y", "z"})
+        peers.may_go_on.clear()
+        refreshing = asyncio.ensure_future(fleet.refresh_all("b", ""))  # y and z owe an answer
+        for _ in range(2):
+            fleet.lost("z", CacheUnavailable("away"))
+            await until(lambda: fleet.status().down == [])
+        assert met == ["y", "z", "z", "z"]
+        peers.may_go_on.set()
+        assert await refreshing == []
+        await fleet.leave()
 
     run(story)

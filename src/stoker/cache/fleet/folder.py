@@ -53,6 +53,9 @@ class FolderMembership:
         self._thread = ThreadPoolExecutor(1, "stoker-cache-members")
         self._beating: asyncio.Task[None] | None = None
         self._seen: dict[str, _Seen] = {}
+        self._is_told_anew = False
+        self._written: bytes | None = None
+        self._foreign: bytes | None = None  # what somebody else has put into this server's file
         self._reach = Reach()
 
     @property
@@ -71,7 +74,8 @@ class FolderMembership:
                 self._reach.failed("reading", why)
             else:
                 self._reach.worked("reading")
-                if found != known:
+                if found != known or self._is_told_anew:
+                    self._is_told_anew = False
                     known = found
                     yield found
             await asyncio.sleep(self._beat_s)
@@ -83,6 +87,7 @@ class FolderMembership:
         except OSError as error:
             raise EnvironmentProblem(self._unwritten(error)) from error
         await self._beat_once()
+        self._is_told_anew = True  # what is found from now on is no longer left from before
         if self._beating is None:
             self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
 
@@ -131,8 +136,13 @@ class FolderMembership:
         self._beat += 1
         path = self._path(self._me.name)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(msgspec.json.encode(_Written(self._me, self._beat)))
+        with contextlib.suppress(OSError):
+            found = path.read_bytes()
+            self._foreign = found if self._written not in (None, found) else self._foreign
+        written = msgspec.json.encode(_Written(self._me, self._beat))
+        temporary.write_bytes(written)
         temporary.replace(path)
+        self._written = written
 
     def _read(self) -> list[FleetMember]:
         now = time.monotonic()
@@ -143,6 +153,9 @@ class FolderMembership:
             said = None if before is None else before.said
             with contextlib.suppress(OSError):  # what cannot be read now is what it was, until its lease ends
                 said = (self._folder / name).read_bytes()
+            if self._me is not None and name == self._path(self._me.name).name:
+                # It is told, though it is overwritten by now.
+                said, self._foreign = self._foreign or said, None
             if said is None:
                 continue
             if before is None or before.said != said:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stoker.base.backoff import backoff_s
+from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.port import Membership
 from stoker.cache.maglev import Member
@@ -24,17 +25,22 @@ RETRY_LIMIT_S = 5.0
 RETIRE_S = 1.5
 CLAIM_S = 10.0
 """Longer than any membership tells of a server that is gone."""
+DOUBLED_S = 60.0
 AGAIN_S = 2.0
 
 
 class Attending:
     """Members are told of once they have been asked who they are."""
 
-    def __init__(self, me: FleetMember, membership: Membership, vetting: Vetting, rng: Rng) -> None:
+    def __init__(
+        self, me: FleetMember, membership: Membership, vetting: Vetting, clock: Clock, rng: Rng
+    ) -> None:
         self._me = me
         self._membership = membership
         self._vetting = vetting
+        self._clock = clock
         self._rng = rng
+        self._doubled_at: float | None = None
         self._found = membership.members()
         self._known: dict[str, tuple[str, str]] = {}
         self._is_leaving = False
@@ -45,6 +51,16 @@ class Attending:
     def problem(self) -> str | None:
         """Why the membership cannot be reached, or used; None while it can."""
         return self._membership.problem or self._defect
+
+    @property
+    def notes(self) -> list[str]:
+        """What operators should know besides."""
+        if self._doubled_at is None or self._clock.now() - self._doubled_at > DOUBLED_S:
+            return []
+        return [
+            f"another server tells the fleet that it is {self._me.name!r} at {self._me.url}, as this one does, so that "
+            "neither knows of the other: give each a --name of its own, and an --advertise URL by which all reach it"
+        ]
 
     async def join(self) -> list[FleetMember]:
         """Be a member, however long that takes; the others. Raises ConfigError."""
@@ -157,9 +173,19 @@ class Attending:
         """Whether another server is said to be the one of this name. One that is leaving is it no more."""
         return member.name == self._me.name and member.url != self._me.url and member.weight > 0
 
+    def _is_double(self, member: FleetMember) -> bool:
+        """Whether another start of a server is said to be this very one."""
+        is_me = (member.name, member.url) == (self._me.name, self._me.url)
+        return is_me and member.weight > 0 and member.instance not in ("", self._me.instance)
+
     async def _keep_name(self, members: list[FleetMember]) -> None:
         """Stay a member, and the one of this name, or leave: two that came at the same time did not see each other, and
-        the one with the smaller URL stays. Raises ConfigError."""
+        the one with the smaller URL stays. Two with the same URL are only told of: what this server announced has
+        replaced what was left from its last start, so another one is at work. Raises ConfigError."""
+        if any(map(self._is_double, members)):
+            was_told, self._doubled_at = bool(self.notes), self._clock.now()
+            if not was_told:
+                log.warning("%s", self.notes[0])
         is_there = any(member.name == self._me.name for member in members)
         if self._is_leaving or (is_there and not any(map(self._is_claim, members))):
             return

@@ -28,7 +28,6 @@ T = TypeVar("T")
 JOIN_S = 3.0
 """After so long a server begins to serve alone, and goes on trying to be in its fleet."""
 PROBE_EVERY_S = 0.5
-GONE_MAX = 200
 
 
 class Fleet:
@@ -47,9 +46,11 @@ class Fleet:
         self._block_size_bytes = block_size_bytes
         self.vetting = Vetting(self.view, peers, clock, rng.fork(1), block_size_bytes)
         self.me = me = replace(me, instance=self.vetting.instance)
-        self._dues = Dues(peers, self.lost)
+        self.dues = Dues(peers, self.lost)
         self.changed_at = -1e9
-        self._attending = None if membership is None else Attending(me, membership, self.vetting, rng.fork(2))
+        self._attending = (
+            None if membership is None else Attending(me, membership, self.vetting, clock, rng.fork(2))
+        )
         self._peers = peers
         self._clock = clock
         self._rng = rng
@@ -58,8 +59,6 @@ class Fleet:
         self._joining: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
-        # Who was a member: it may be one again, and must hear what it missed.
-        self._gone: set[str] = set()
         self.on_change: Callable[[], None] = lambda: None
         self.on_late_join: Callable[[], None] = lambda: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
@@ -83,7 +82,7 @@ class Fleet:
         """What operators should know."""
         if self._attending is None:
             return []
-        problem, notes = self._attending.problem, self._peers.marks.notes
+        problem, notes = self._attending.problem, [*self._attending.notes, *self._peers.marks.notes]
         if self._watching is None:
             why = problem or "there is no answer yet"
             return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}", *notes]
@@ -116,6 +115,7 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.dues.close()
         if self._attending is not None:
             await self._attending.leave()
 
@@ -198,22 +198,18 @@ class Fleet:
     async def refresh_all(self, bucket: str, prefix: str) -> list[str]:
         """Have every other member drop what it knows under a prefix; the names of those that could not be told, and
         will be as soon as they can be."""
-        names = ({member.name for member in self._members} | self._gone) - {self.me.name}
-        self._dues.owe(names, bucket, prefix)
+        names = ({member.name for member in self._members} | self.dues.gone) - {self.me.name}
+        self.dues.owe(names, bucket, prefix)
         await self._pay(names)
-        return self._dues.missed(bucket, prefix)
+        return self.dues.missed(bucket, prefix)
 
     async def _pay(self, names: Iterable[str]) -> None:
-        await asyncio.gather(
-            *(self._dues.pay(name, self._urls[name]) for name in names if name in self._urls)
-        )
+        await asyncio.gather(*(self.dues.pay(name, self._urls[name]) for name in names if name in self._urls))
 
     def _take(self, members: list[FleetMember]) -> None:
         self._members = tuple(sorted(members, key=lambda member: member.name))
-        self._gone = (self._gone | self._urls.keys()) - {member.name for member in members}
-        if len(self._gone) > GONE_MAX:
-            self._gone = set()
-        self._urls = {member.name: member.url for member in members}
+        before, self._urls = self._urls, {member.name: member.url for member in members}
+        self.dues.keep(self._urls, before)
         self._peers.keep(self._urls.values())
         self.vetting.keep(self._urls)
         if self.view.set_members(Member(m.name, m.weight, m.zone) for m in members):
@@ -232,7 +228,9 @@ class Fleet:
                 await asyncio.gather(*(self.vetting.vet(member) for member in away))
                 self.vetting.forget({member.name for member in away} - self._urls.keys())
                 down = self.view.down()
-                await self._pay([name for name in self._dues.names if name not in down])
+                for name in self.dues.names:
+                    if name in self._urls and name not in down:
+                        self.dues.begin(name, self._urls[name])
             except Exception:
                 # A defect here must not end it: nobody who is down would ever be asked again.
                 log.exception("looking after the fleet failed")

@@ -6,6 +6,7 @@ is said to be, take this server's token, and keep blocks of the same size.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,6 +20,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.wire.cache_api import PROTOCOL, FleetMember, FleetStatus, MemberTrouble
 
 log = logging.getLogger("stoker.cache")
+MEETING_S = 10.0
 
 
 class _Outage(NamedTuple):
@@ -83,7 +85,14 @@ class Vetting:
         if self._outages.pop(member.name, None) is not None:
             log.info("%s is back", member.name)
         self._view.answered(member.name)
-        await self.on_meeting(member, said)
+        try:
+            async with asyncio.timeout(MEETING_S):
+                await self.on_meeting(member, said)
+        except TimeoutError:
+            # Who is asked whether it is back must not wait for this one; it is met again when it has been away.
+            log.warning(
+                "%s does not take over in %g s what this server has to tell it", member.name, MEETING_S
+            )
         return said
 
     async def is_twin(self, member: FleetMember) -> bool | None:
