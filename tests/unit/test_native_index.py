@@ -75,7 +75,7 @@ def test_a_survey_tells_what_the_folder_has_and_the_index_does_not(tmp_path: Pat
     assert (found.unknown, found.missing, found.too_long) == ([5], [3], [1])
     assert found.large_bytes == {1: 8192}
     assert {number: (one.pieces, size) for number, (one, size) in found.segments.items()} == {4: (1, 4096)}
-    with pytest.raises(FileProblem, match="cannot look through .*nowhere: No such file") as nowhere:
+    with pytest.raises(FileProblem, match=r"cannot look through .*nowhere: No such file") as nowhere:
         index.survey(str(tmp_path / "nowhere"))
     assert nowhere.value.errno == errno.ENOENT
 
