@@ -13,6 +13,7 @@ SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 TESTS = {
     "http_test": ("1", "20000"),
     "index_test": (".", "1", "8"),
+    "index_replay_test": (".", "1"),
     "front_test": (".", "1", "4"),
     "passing_test": (".",),
 }

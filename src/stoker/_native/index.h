@@ -276,7 +276,9 @@ class Index {
   Hash128 identity(uint16_t bucket, std::string_view key) const;
   Shard& shard_of(const Hash128& id) const { return shards_[id.high >> 58]; }
   uint32_t tag_of(std::string_view version, uint64_t size_bytes) const;
-  uint64_t blocks_max(const Object& object) const { return (object.size_bytes + block_size_bytes_ - 1) / block_size_bytes_; }
+  uint64_t blocks_max(const Object& object) const {
+    return (object.size_bytes + block_size_bytes_ - 1) / block_size_bytes_;
+  }
   uint64_t piece_bytes(const Object& object, uint32_t block) const;
   bool has_version(const Shard& shard, const Object& object, std::string_view version) const;
   void set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t container, uint32_t offset, uint32_t crc,

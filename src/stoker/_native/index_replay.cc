@@ -1,5 +1,5 @@
-// The index and its file: the replay at the start. Shards know nothing of each other: while one window of the file is read
-// and checked, the records of the one before are applied to several shards at once, each shard's in their order.
+// The index and its file: the replay at the start. Shards know nothing of each other: while one window of the file is
+// read and checked, the records of the one before are applied to several shards at once, each shard's in their order.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -38,7 +38,8 @@ HashKey random_key() {
 
 class Index::Replaying : public JournalReader {
  public:
-  Replaying(Index& index, uint64_t file_bytes) : index_(index), turns_(file_bytes < THREADS_FROM_BYTES ? 0 : Turns::threads()) {}
+  Replaying(Index& index, uint64_t file_bytes)
+      : index_(index), turns_(file_bytes < THREADS_FROM_BYTES ? 0 : Turns::threads()) {}
 
   void take(Kind kind, std::string_view body, uint64_t at) override;
   void end_window() override;
@@ -170,7 +171,7 @@ void Index::Replaying::apply_object(Shard& shard, std::string_view body, uint64_
   object.version_size = record.version_size;
   object.flags = record.flags & Object::ABSENT;
   if (record.has_piece && record.container)
-    index_.set_piece(shard, number, WHOLE, record.container, record.offset, record.crc, used(shard, record.used_s), false);
+    index_.set_piece(shard, number, WHOLE, record.container, record.offset, record.crc, object.used_s, false);
 }
 
 uint32_t Index::Replaying::used(Shard& shard, uint32_t said_s) {

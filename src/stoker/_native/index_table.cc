@@ -107,7 +107,8 @@ void Index::Shard::put_block(Object& object, uint32_t block, const Block& value,
   }
   BlockList& list = lists[object.offset];
   if (block >= list.size) {
-    const auto size = static_cast<uint32_t>(std::min<uint64_t>(std::max<uint64_t>(block + 1, list.size * 3ULL / 2), blocks_max));
+    const uint64_t wanted = std::max<uint64_t>(block + 1, uint64_t{list.size} * 3 / 2);
+    const auto size = static_cast<uint32_t>(std::min(wanted, blocks_max));
     std::unique_ptr<Block[]> larger(new Block[size]);
     std::copy(list.blocks.get(), list.blocks.get() + list.size, larger.get());
     list.blocks = std::move(larger);
