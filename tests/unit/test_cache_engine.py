@@ -497,3 +497,21 @@ def test_what_has_begun_to_come_is_stored_though_nobody_waits(tmp_path: Path) ->
         assert world.store.has(known, 0)
 
     run(World(tmp_path), test)
+
+
+def test_names_of_what_there_is_not_are_remembered_for_a_while(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.read()
+        for number in range(50):
+            with pytest.raises(ObjectNotFound):
+                await world.engine.locate(world.bucket, f"none{number}")
+        assert len(world.store.index) == 51
+        assert await world.store.forget_absent() == 0
+        world.clock.time_s += 3601
+        with pytest.raises(ObjectNotFound):
+            await world.engine.locate(world.bucket, "none7")
+        assert await world.store.forget_absent() == 49
+        assert len(world.store.index) == 2
+        assert world.store.find(world.bucket.number, "k") is not None
+
+    run(World(tmp_path), story)

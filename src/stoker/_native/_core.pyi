@@ -169,6 +169,10 @@ class Index:
         """What the origin says; whether that is another version than was known, whose pieces are gone."""
 
     def forget(self, bucket: int, key: str) -> bool: ...
+    def forget_absent(self, before_s: int) -> int:
+        """Of all keys of which it is known that there is no such object, those that nobody has asked about since then;
+        how many that were."""
+
     def refresh(self, bucket: int, prefix: str) -> int:
         """Have the origin asked before anything under the prefix is served again; how many keys that are."""
 

@@ -163,6 +163,8 @@ class Index {
   bool learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
              uint32_t now_s);
   bool forget(uint16_t bucket, std::string_view key);
+  // Of all that there is not, what nobody has asked about since; how many those were.
+  uint64_t forget_absent(uint32_t before_s);
   // Have the origin asked before anything under the prefix is served again; returns how many keys.
   uint64_t refresh(uint16_t bucket, std::string_view prefix);
   void clear(uint16_t bucket);

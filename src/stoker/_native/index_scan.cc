@@ -36,6 +36,19 @@ uint64_t Index::refresh(uint16_t bucket, std::string_view prefix) {
   return refreshed;
 }
 
+uint64_t Index::forget_absent(uint32_t before_s) {
+  uint64_t forgotten = 0;
+  each(AT_ONCE, [&](Shard& shard, uint32_t number) {
+    const Object& object = shard.at(number);
+    if (!(object.flags & Object::ABSENT) || object.checked_s >= before_s) return;
+    const GoneRecord record{object.id};
+    drop_object(shard, number);
+    append_gone(Kind::gone, bytes_of(record));
+    ++forgotten;
+  });
+  return forgotten;
+}
+
 void Index::clear(uint16_t bucket) {
   each(AT_ONCE, [&](Shard& shard, uint32_t number) {
     if (shard.at(number).bucket != bucket) return;

@@ -118,6 +118,7 @@ void bind_index(py::module_& module) {
       .def("learn", &Index::learn, py::arg("bucket"), py::arg("key"), py::arg("version"), py::arg("size_bytes"),
            py::arg("absent"), py::arg("now_s"), release())
       .def("forget", &Index::forget, py::arg("bucket"), py::arg("key"), release())
+      .def("forget_absent", &Index::forget_absent, py::arg("before_s"), release())
       .def("refresh", &Index::refresh, py::arg("bucket"), py::arg("prefix"), release())
       .def("clear", &Index::clear, py::arg("bucket"), release())
       .def(

@@ -28,6 +28,8 @@ from stoker.errors import CorruptBlock, EnvironmentProblem
 
 log = logging.getLogger("stoker.cache")
 UPKEEP_EVERY_S = 1.0
+ABSENT_EVERY_S = 600.0
+ABSENT_KEPT_S = 3600
 NAMES_AT_ONCE = 500
 
 
@@ -53,6 +55,7 @@ class Store:
         self._writing = Writing(held, self.large_files, self.clearing)
         self._upkeep: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._forget_absent_at = 0.0
 
     async def start(self) -> None:
         """Keep to the limit, which may be lower than it was, and keep order from now on."""
@@ -139,6 +142,11 @@ class Store:
         if found is None or found.version != version:
             return Known(bucket, key, version, size_bytes, 0, checked_s, is_absent)
         return _known(bucket, key, found)
+
+    async def forget_absent(self) -> int:
+        """Remember no longer of names that were asked for long ago that there is no such object: they are without end.
+        How many those were."""
+        return await self.holdings.run(self.index.forget_absent, self.now_s() - ABSENT_KEPT_S)
 
     def forget(self, bucket: int, key: str) -> None:
         """Know nothing of an object any more."""
@@ -274,6 +282,9 @@ class Store:
         await self.clearing.give_up_old()
         while not self._stopping.is_set() and await self.clearing.rewrite_sparse():
             pass
+        if self.holdings.now() >= self._forget_absent_at:
+            self._forget_absent_at = self.holdings.now() + ABSENT_EVERY_S
+            await self.forget_absent()
         await self.holdings.run(self.index.compact)
 
 
