@@ -15,10 +15,11 @@ from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
 from stoker.cache.server import attending, dues, vetting
+from stoker.cache.server.buckets import mark_of
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.peers import PeerRefused, Peers
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
-from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus, Refreshed
+from stoker.wire.cache_api import BucketSpec, ErrorBody, FleetMember, FleetStatus, Refreshed
 from tests.unit.cache_fake import faked
 
 ME = FleetMember("x", "http://x:1")
@@ -334,3 +335,11 @@ def test_one_who_takes_nothing_over_keeps_no_other_from_coming_back(monkeypatch:
         await fleet.leave()
 
     run(story)
+
+
+def test_the_same_bucket_at_another_s3_server_is_another_origin() -> None:
+    marks = {
+        mark_of(BucketSpec(f"s3://b/p?{query}"), "s3://b/p")
+        for query in ("endpoint=http://one:1", "endpoint=http://two:1", "region=x", "secret_access_key=1")
+    }
+    assert len(marks) == 3, "keys and regions tell nothing apart"

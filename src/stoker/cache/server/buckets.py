@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from urllib.parse import parse_qsl
 
 from stoker.base.ids import check_name
 from stoker.cache.evict import POLICIES
@@ -52,7 +53,8 @@ class Bucket:
 
 def mark_of(spec: BucketSpec, url: str) -> str:
     """What stands for a bucket's origin, which is at `url`, among the servers of a fleet. No secret is in it."""
-    what = f"identity {spec.identity}" if spec.identity else without_query(url).rstrip("/")
+    endpoint = dict(parse_qsl(spec.origin_url.partition("?")[2])).get("endpoint", "")
+    what = f"identity {spec.identity}" if spec.identity else f"{without_query(url).rstrip('/')} {endpoint}"
     return blake2b(what.encode(), digest_size=MARK_BYTES).hexdigest()
 
 
