@@ -11,8 +11,8 @@ JOBS ?= 3
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.installed
 # What tests start besides Python: programs, and the Debian packages that hold them.
-PROGRAMS := etcd faketime ip iptables nginx openssl
-PACKAGES := etcd-server faketime iproute2 iptables nginx-light openssl
+PROGRAMS := etcd faketime ip iptables nginx openssl sshd
+PACKAGES := etcd-server faketime iproute2 iptables nginx-light openssl openssh-server
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check system sim bench soak chaos storm fuzz fix clean

@@ -59,7 +59,7 @@ def wrk(
     command += [*named, *(["-s", script] if script else []), url]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rate, count = re.search(r"Requests/sec:\s+([0-9.]+)", text), re.search(r"(\d+) requests in", text)
-    p50, p99 = (re.search(rf"{part}%\s+([0-9.]+)(us|ms|s|m)\n", text) for part in (50, 99))
+    p50, p99 = (re.search(rf"{part}%\s+([0-9.]+)(us|ms|s|m)\s*\n", text) for part in (50, 99))
     if not (rate and count and p50 and p99) or "Non-2xx" in text or "Socket errors" in text:
         raise RuntimeError(f"wrk on {url}:\n{text}")
     return Asked(float(rate.group(1)), int(count.group(1)), _seconds(p50), _seconds(p99))

@@ -62,7 +62,7 @@ def main() -> int:
             for label, folder in folders.items():
                 figures |= _size(label, folder, client, rounds)
             status = client.status()
-            figures["hits by path"] = f"{status.path_hits} of {status.hits}"
+            figures["hits read here"] = f"{status.local_hits} of {status.hits}"
     figures["load average"] = os.getloadavg()[0]
     report("warm_epoch", figures, arguments.json)
     return 0

@@ -19,6 +19,7 @@
     │   ├── ObjectChanged           the object's version changed under a reader
     │   ├── CorruptBlock            cached bytes do not match their checksum
     │   ├── CacheUnavailable        no cache server answers
+    │   ├── AnotherOrigin           servers of a fleet have a bucket of one name from two origins
     │   └── OriginError             the origin failed
     │       └── ShortBody           the origin sent another number of bytes than it announced
     └── DataError
@@ -132,6 +133,10 @@ class CorruptBlock(CacheError):
 
 class CacheUnavailable(CacheError):
     """No cache server answers."""
+
+
+class AnotherOrigin(CacheError):
+    """A server has a bucket of that name, and its bytes come from another origin than those of who asks."""
 
 
 class OriginError(CacheError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stoker.wire.cache_api import FRAME, FRAME_DATA, FRAME_LAST
+from stoker.wire.cache_batch import FRAME, FRAME_DATA, FRAME_LAST
 from stoker.wire.http import REASONS
 from tests.chaos.http_shapes import Expected, Shot
 

@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from stoker.wire.cache_api import HeldQuery, LoadRequest, ReadRequest
+from stoker.wire.cache_api import HeldQuery, LoadRequest
+from stoker.wire.cache_batch import ReadRequest
 
 CANARY = "canary"
 """An object that is only ever asked for inside what is no request."""

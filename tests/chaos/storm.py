@@ -9,14 +9,16 @@ served a block more often than the fleet changed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 from stoker.cache.client.client import CacheClient
@@ -28,6 +30,7 @@ TOKEN = "a-token-of-the-storm"
 SERVERS = "wxyz"
 READERS = 6
 PATIENCE_S = 60.0
+ENDS_WITHIN_S = 60.0
 
 
 class Storm:
@@ -56,6 +59,27 @@ class Storm:
         with self.lock:
             self.servers[name] = server
             self.changes += 1
+        threading.Thread(target=self.listen, args=(name, server), daemon=True).start()
+
+    def listen(self, name: str, server: ServerProcess) -> None:
+        """Take what a server says, or it would wait for somebody to; a traceback is a defect."""
+        said: deque[str] = deque(maxlen=40)
+        assert server.child.stderr is not None
+        for line in server.child.stderr:
+            said.append(line)
+            if line.startswith("Traceback"):
+                lines = itertools.islice(server.child.stderr, 40)
+                self.wrong.append(f"{name} said: {''.join([*said, *lines])}")
+
+    def end(self, name: str, number: signal.Signals) -> None:
+        server = self.servers[name]
+        server.child.send_signal(number)
+        try:
+            server.child.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.wrong.append(f"{name} goes on {ENDS_WITHIN_S:g} s after {number.name}")
+            server.child.kill()
+            server.child.wait()
 
     def run(self, seconds: float) -> None:
         threading.Thread(target=self.origin.serve_forever, args=(0.05,), daemon=True).start()
@@ -71,9 +95,8 @@ class Storm:
             self.done.set()
             for thread in threads:
                 thread.join()
-            for server in self.servers.values():
-                server.child.send_signal(signal.SIGKILL)
-                server.child.communicate()
+            for name in self.servers:
+                self.end(name, signal.SIGKILL)
             self.origin.shutdown()
             self.origin.server_close()
 
@@ -93,10 +116,8 @@ class Storm:
     def do_kill(self, chance: random.Random, number: signal.Signals = signal.SIGKILL) -> None:
         name = chance.choice(SERVERS)
         with self.lock:
-            server = self.servers[name]
             self.changes += 1
-        server.child.send_signal(number)
-        server.child.communicate()
+        self.end(name, number)
         self.done.wait(chance.uniform(0.0, 4.0))
         if chance.random() < 0.2:
             shutil.rmtree(self.folder / name)  # its disk is new

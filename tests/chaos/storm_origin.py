@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -22,10 +23,20 @@ def names() -> list[str]:
 
 def content(key: str, version: int) -> bytes:
     """Every page tells of the key, the version and its place: no mixture of two looks like one."""
-    size = LARGE_BYTES if key.startswith("big/") else SMALL_BYTES[int(key[2:]) % len(SMALL_BYTES)]
+    if key.startswith("big/"):
+        return _large(key, version)
+    return _pages(key, version, SMALL_BYTES[int(key[2:]) % len(SMALL_BYTES)])
+
+
+@lru_cache(maxsize=24)
+def _large(key: str, version: int) -> bytes:
+    return _pages(key, version, LARGE_BYTES)
+
+
+def _pages(key: str, version: int, size_bytes: int) -> bytes:
     stamp = hashlib.sha256(f"{key}@{version}".encode()).digest()[:24]
-    pages = range(-(-size // PAGE_BYTES))
-    return b"".join((stamp + page.to_bytes(8, "big")) * (PAGE_BYTES // 32) for page in pages)[:size]
+    pages = range(-(-size_bytes // PAGE_BYTES))
+    return b"".join((stamp + page.to_bytes(8, "big")) * (PAGE_BYTES // 32) for page in pages)[:size_bytes]
 
 
 class StormOrigin(ThreadingHTTPServer):

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import threading
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -155,14 +156,10 @@ class _Million(BaseHTTPRequestHandler):
         prefix, limit = query.get("prefix", ""), int(query.get("max-keys", "1000"))
         after = query.get("continuation-token") or query.get("start-after", "")
         # Keys sort as their numbers do: the first that counts is found, not looked for.
-        first = max(_number_from(prefix), _number_from(after) + (len(after) >= len("k/0000000")))
-        keys = []
-        for number in range(first, self.server.count):
-            key = f"k/{number:07}"
-            if not key.startswith(prefix) or len(keys) > limit:
-                break
-            if key > after:
-                keys.append(key)
+        numbers = range(self.server.count)
+        first = max(bisect_left(numbers, prefix, key=_key_of), bisect_right(numbers, after, key=_key_of))
+        following = (_key_of(number) for number in numbers[first : first + limit + 1])
+        keys = [key for key in following if key.startswith(prefix)]
         entries = "".join(
             f"<Contents><Key>{key}</Key><Size>10</Size><ETag>&quot;{key[2:]}&quot;</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
@@ -180,6 +177,7 @@ class _Million(BaseHTTPRequestHandler):
         self.send_response(206 if asked else status)
         if asked:
             first, last = (int(n) for n in asked.removeprefix("bytes=").split("-"))
+            last = min(last, len(body) - 1)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
             body = body[first : last + 1]
         self.send_header("Content-Length", str(len(body)))
@@ -191,10 +189,8 @@ class _Million(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _number_from(text: str) -> int:
-    """The first number whose key does not sort before `text`, if that is a key or the begin of one."""
-    digits = text.removeprefix("k/")[:7]
-    return int(digits.ljust(7, "0")) if digits.isdigit() else 0
+def _key_of(number: int) -> str:
+    return f"k/{number:07}"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import FleetClient, open_client
-from stoker.errors import CacheUnavailable, ObjectChanged, ObjectNotFound, StokerError
+from stoker.errors import CacheUnavailable, ConfigError, ObjectChanged, ObjectNotFound, StokerError
 from stoker.wire.cache_api import (
     BucketSpec,
     Evicted,
@@ -381,9 +381,10 @@ def test_a_server_that_was_stopped_hears_what_it_missed(tmp_path: Path) -> None:
 def test_loading_puts_each_block_where_it_belongs(tmp_path: Path) -> None:
     objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(100)], 3000)
     objects |= fill(tmp_path / "o", ["big"], 25_000_000) | fill(tmp_path / "o", ["empty"], 0)
-    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet, fleet.client("x") as client:
+    fleet_with_copies = fleet_of(tmp_path, "xyz", str(tmp_path / "o"), max_replicas=2)
+    with fleet_with_copies as fleet, fleet.client("x") as client:
 
-        def load(*keys: str, replicas: int = 0) -> dict[str, str]:
+        def load(*keys: str, replicas: int = 1) -> dict[str, str]:
             body = msgspec.msgpack.encode(LoadRequest(list(keys), replicas))
             answer = client._call("POST", "/-/load/b", LoadAnswer, body)
             return {item.key: item.state for item in answer.items}
@@ -393,7 +394,9 @@ def test_loading_puts_each_block_where_it_belongs(tmp_path: Path) -> None:
         assert sum(fleet.held_blocks().values()) == 106
         assert set(load(*objects).values()) == {"held"}
         assert fleet.origin_bytes() == 25_300_000
-        assert set(load(*objects, replicas=2).values()) == {"loaded", "held"}
+        assert set(load(*objects, replicas=0).values()) == {"loaded", "held"}, "as many as the bucket says"
+        with pytest.raises(ConfigError, match="raise max_replicas"):
+            load("big", replicas=3)
         assert sum(fleet.held_blocks().values()) == 212
         assert fleet.origin_bytes() == 25_300_000, "the second copy is the first one's"
         evicted = client._call("POST", "/-/evict/b?prefix=k0", Evicted, b"")

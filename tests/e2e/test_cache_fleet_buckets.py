@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker.wire.cache_api import BucketSpec
 from tests.e2e.cache_helpers import client_of, fill, served
 from tests.e2e.test_cache_fleet import FleetOfServers, fleet_of
-from tests.e2e.test_cache_fleet_start import wait_until
+from tests.e2e.test_cache_fleet_start import members, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -76,7 +78,7 @@ def test_a_bucket_that_is_another_one_elsewhere_is_refused_there(tmp_path: Path)
             with fleet.client(name) as client:
                 assert client.read("mine", "k") == theirs
         fleet.start("w", "--bucket", f"theirs={other}")
-        assert "bucket 'theirs' is another one at x" in notes(fleet, "w")
+        assert "bucket 'theirs' is not the same at x" in notes(fleet, "w")
         wait_until(lambda: fleet.members("x") == set("wxyz"))
 
 
@@ -100,3 +102,49 @@ def test_the_configuration_wins_over_what_was_added(tmp_path: Path) -> None:
     with served(tmp_path / "x", {"a": other}) as server, client_of(server) as client:
         assert client.read("a", "k") == configured
         assert any("buckets.json cannot be read" in note for note in client.status().notes)
+
+
+def test_buckets_of_one_name_and_two_origins_never_give_each_other_bytes(tmp_path: Path) -> None:
+    keys = [f"k{n}" for n in range(12)]
+    mine, theirs = fill(tmp_path / "mine", keys), fill(tmp_path / "theirs", keys)
+    for key in keys:  # so that even the versions are the same
+        os.utime(tmp_path / "mine" / key, ns=(10**18, 10**18))
+        os.utime(tmp_path / "theirs" / key, ns=(10**18, 10**18))
+    fleet = ("--fleet", str(tmp_path / "members"))
+    with (
+        served(tmp_path / "x", {"b": str(tmp_path / "mine")}, *fleet, "--name", "x") as x,
+        served(tmp_path / "y", {"b": str(tmp_path / "theirs")}, *fleet, "--name", "y") as y,
+    ):
+        wait_until(lambda: members(x) == members(y) == {"x", "y"})
+        for server, objects in ((x, mine), (y, theirs)) * 2:
+            with client_of(server) as client:
+                assert {key: client.read("b", key) for key in keys} == objects
+                assert client.read_many("b", keys) == list(objects.values())
+                assert [info.key for info in client.list_objects("b", "")] == sorted(keys)
+                assert {item.state for item in client.load("b", keys)} <= {"held", "loaded", "passed"}
+                status = client.status()
+                assert any("'b' is from another origin at" in note for note in status.notes), status.notes
+                assert status.fleet is not None
+                assert status.fleet.down == []
+        for server in (x, y):
+            assert server.stop()[1].count("'b' is from another origin at") == 1
+
+
+def test_one_identity_makes_two_ways_to_an_origin_one(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "o", [f"k{n}" for n in range(12)])
+    (tmp_path / "way").mkdir()
+    for key in objects:
+        os.link(tmp_path / "o" / key, tmp_path / "way" / key)
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for name, way in (("x", "o"), ("y", "way")):
+            config = tmp_path / f"{name}.toml"
+            config.write_text(f'[buckets.b]\norigin_url = "{tmp_path / way}"\nidentity = "the data"\n')
+            options = ("--fleet", str(tmp_path / "members"), "--name", name, "--config", str(config))
+            servers.append(stack.enter_context(served(tmp_path / name, {}, *options)))
+        wait_until(lambda: all(members(server) == {"x", "y"} for server in servers))
+        for server in servers:
+            with client_of(server) as client:
+                assert {key: client.read("b", key) for key in objects} == objects
+                assert client.status().buckets[0].peer_bytes > 0
+                assert client.status().notes == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from stoker.cache.server.server import CacheServer, ServerSettings
 from stoker.wire.cache_api import BucketSpec
 from tests.e2e.cache_helpers import RUN_CLI, ServerProcess, client_of, fill, served
-from tests.e2e.etcd import Etcd
+from tests.e2e.etcd import Etcd, free_ports
 
 pytestmark = pytest.mark.real
 
@@ -139,6 +140,23 @@ def test_a_folder_that_is_not_there_is_waited_for_and_what_was_known_before_is_c
         wait_until(lambda: members(x) == members(y) == {"x", "y"})
         assert at_y.read("b", "k") == changed
         assert notes(x) == notes(y) == []
+
+
+def test_what_a_list_says_of_weights_and_zones_all_servers_see(tmp_path: Path) -> None:
+    """If one saw itself with another share than the others do, each could take the other for an owner."""
+    ports = free_ports(2)
+    entries = [f"{name}=http://127.0.0.1:{port}" for name, port in zip("xy", ports, strict=True)]
+    listed = f"{entries[0]};weight=3,{entries[1]};weight=2;zone=far"
+    common = ("--capacity", "1GB", "--fleet", listed)
+    with contextlib.ExitStack() as stack:
+        for name, port in zip("xy", ports, strict=True):
+            options = ("--fleet", listed, "--name", name, "--listen", f"127.0.0.1:{port}")
+            server = stack.enter_context(served(tmp_path / name, {}, *options))
+            with client_of(server) as client:
+                seen = {(member.name, member.weight, member.zone) for member in client.fleet().members}
+            assert seen == {("x", 3, ""), ("y", 2, "far")}
+    with pytest.raises(AssertionError, match=r"weight 1 .* and its fleet's list says weight 3"):
+        ServerProcess("--dir", str(tmp_path / "x"), *common, "--name", "x", "--weight", "1")
 
 
 def test_a_list_without_this_server_is_refused_at_once(tmp_path: Path) -> None:

@@ -123,6 +123,22 @@ def test_tokens_open_what_they_should_and_no_more(server: ServerProcess) -> None
             client.read("one", "mid")
 
 
+def test_what_is_noted_of_other_buckets_is_for_those_who_may_do_everything(tmp_path: Path) -> None:
+    objects = fill(tmp_path / "one", ["k"])
+    (tmp_path / "d").mkdir()
+    added = {"theirs": {"origin_url": "nosuch://user:pass@word@host/x?key=SECRET"}}
+    (tmp_path / "d" / "buckets.json").write_text(json.dumps(added))
+    tokens = ["--token", ALL, "--token", f"{ONE}:one"]
+    with served(tmp_path / "d", {"one": str(tmp_path / "one")}, *tokens) as server:
+        with client_of(server, ALL) as client:
+            (note,) = client.status().notes
+            assert "'theirs'" in note
+            assert not any(secret in note for secret in ("pass", "word", "SECRET"))
+        with client_of(server, ONE) as client:
+            assert client.read("one", "k") == objects["k"]
+            assert client.status().notes == []
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

@@ -6,11 +6,13 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <random>
 #include <string>
@@ -93,10 +95,30 @@ int listening(uint16_t& port) {
   return fd;
 }
 
+const char UNIX_PATH[] = "front.sock";
+
+int listening_near() {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, UNIX_PATH);
+  ::unlink(UNIX_PATH);
+  CHECK(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && ::listen(fd, 128) == 0);
+  return fd;
+}
+
+std::string number_of(uint64_t number, int bytes) {
+  std::string text;
+  for (int shift = (bytes - 1) * 8; shift >= 0; shift -= 8) text.push_back(static_cast<char>(number >> shift));
+  return text;
+}
+
 std::string back_answer(const std::string& method, const std::string& target, const std::string& body) {
   const std::string said = "back: " + method + " " + target + " " + std::to_string(body.size());
   return "HTTP/1.1 404 Not Found\r\nContent-Length: " + std::to_string(said.size()) + "\r\n\r\n" + said;
 }
+
+const std::string PASS_HEAD = "HTTP/1.1 200 OK\r\nContent-Length: 88\r\n\r\n";
 
 // Blocks that come in while they are sent: each to whoever asks for it until the next is begun.
 class Coming {
@@ -154,16 +176,27 @@ void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& 
         front.drop(event.connection);
       } else if (asked.target == "/-/batch") {
         const BucketRule rule{store.bucket, 100, NOW};
-        const Batch none = front.answer_batch(event.connection, {"one", "part"}, rule, UINT64_MAX, "", "");
-        CHECK(!none.is_answered);
-        CHECK(!front.answer_batch(event.connection, {"large"}, rule, UINT64_MAX, "", "").is_answered);
-        CHECK(!front.answer_batch(event.connection, {"one"}, {store.bucket, 0, 0}, UINT64_MAX, "", "").is_answered);
+        CHECK(!front.answer_batch(event.connection, {"one", "part"}, rule, {}).is_answered);
+        CHECK(!front.answer_batch(event.connection, {"large"}, rule, {}).is_answered);
+        CHECK(!front.answer_batch(event.connection, {"one"}, {store.bucket, 0, 0}, {}).is_answered);
         const BucketRule later{store.bucket, 100, NOW + 1};
-        CHECK(!front.answer_batch(event.connection, {"one"}, later, UINT64_MAX, "", "").is_answered);
-        const uint64_t places_from = asked.body.empty() ? UINT64_MAX : 1000;
-        const Batch batch = front.answer_batch(event.connection, {"small", "empty", "packed", "one", "2k"}, rule,
-                                               places_from, "files", "first");
-        CHECK(batch.is_answered && batch.size_bytes == 52949 && batch.places == (asked.body.empty() ? 0 : 2));
+        CHECK(!front.answer_batch(event.connection, {"one"}, later, {}).is_answered);
+        CHECK(asked.body.empty() || asked.is_near);
+        Wanted wanted;
+        if (!asked.body.empty()) wanted.from_bytes = 1000;
+        if (asked.body == "pass") wanted.count_max = 1;
+        if (asked.body == "held") wanted.held = front.instance() + number_of(1, 4) + number_of(7, 4);
+        if (asked.body == "held of another") wanted.held = std::string(8, 'x') + number_of(1, 4);
+        const Batch batch = front.answer_batch(event.connection, {"small", "empty", "packed", "one", "2k"}, rule, wanted);
+        const bool by_place = asked.body == "pass" || asked.body == "held";
+        CHECK(batch.is_answered && batch.size_bytes == 52949 && batch.places == (by_place ? 2 : 0) && batch.large.empty());
+      } else if (asked.target == "/-/pass") {
+        front.say(event.connection, PASS_HEAD, false);
+        for (const uint32_t container : {2, 1})
+          CHECK(front.pass(event.connection, store.bucket, container, "before", "after"));
+        const auto other = static_cast<uint16_t>(store.bucket + 1);
+        CHECK(!front.pass(event.connection, other, 1, "", "") && !front.pass(event.connection, store.bucket, 99, "", ""));
+        front.finish(event.connection);
       } else if (asked.target == "/data/coming") {
         front.say(event.connection, "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", false);
         const uint64_t half = chance() % 300000;
@@ -189,19 +222,19 @@ void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& 
   }
 }
 
+struct Passed {
+  uint32_t container;
+  size_t until;  // it has come, of the answer's bytes
+};
+
 struct Request {
   std::string text;
   std::string answer;  // what has to come back, to the byte
+  std::vector<Passed> passed{};
 };
 
 std::string etag_headers(const std::string& key) {
   return "ETag: \"v-" + key + "\"\r\nAccept-Ranges: bytes\r\nContent-Type: application/octet-stream\r\n";
-}
-
-std::string number_of(uint64_t number, int bytes) {
-  std::string text;
-  for (int shift = (bytes - 1) * 8; shift >= 0; shift -= 8) text.push_back(static_cast<char>(number >> shift));
-  return text;
 }
 
 // A frame of a batch: the object, or its place.
@@ -210,21 +243,48 @@ std::string framed(const std::string& key, bool by_place) {
   for (const Stored& object : OBJECTS) {
     if (key == object.key) {
       if (!by_place) return "\x01" + number_of(object.size, 4) + content(key, object.size);
-      const std::string path = "files/000/00000001";
-      return "\x04" + number_of(12 + path.size(), 4) + number_of(object.size, 4) + number_of(offset, 8) + path;
+      return "\x06" + number_of(16, 4) + number_of(object.size, 4) + number_of(1, 4) + number_of(offset, 8);
     }
     if (!object.is_large) offset += object.size;
   }
   return "";
 }
 
-Request batch_request(bool by_place) {
-  const std::string body = "first" + framed("small", false) + framed("empty", false) + framed("packed", by_place) +
+std::string descriptor_frame(const std::string& instance, uint32_t container) {
+  struct stat found {};
+  CHECK(::stat(("000/0000000" + std::to_string(container)).c_str(), &found) == 0);
+  return "\x05" + number_of(28, 4) + instance + number_of(container, 4) + number_of(found.st_dev, 8) +
+         number_of(found.st_ino, 8);
+}
+
+Request batch_request(const std::string& asked, const std::string& instance) {
+  const bool by_place = asked == "pass" || asked == "held";
+  const std::string first = asked == "pass" ? descriptor_frame(instance, 1) : "";
+  const std::string body = first + framed("small", false) + framed("empty", false) + framed("packed", by_place) +
                            framed("one", false) + framed("2k", by_place);
-  return {"POST /-/batch HTTP/1.1\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
-              std::string(by_place ? "1\r\n\r\nx" : "0\r\n\r\n"),
-          "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " + std::to_string(body.size()) +
-              "\r\n\r\n" + body};
+  const std::string head = "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " +
+                           std::to_string(body.size()) + "\r\n\r\n";
+  Request request{"POST /-/batch HTTP/1.1\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
+                      std::to_string(asked.size()) + "\r\n\r\n" + asked,
+                  head + body, {}};
+  if (asked == "pass") request.passed.push_back({1, head.size() + first.size()});
+  return request;
+}
+
+Request pass_request(const std::string& instance) {
+  Request request{"GET /-/pass HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n\r\n", PASS_HEAD, {}};
+  for (const uint32_t container : {2, 1}) {
+    request.answer += "before" + descriptor_frame(instance, container);
+    request.passed.push_back({container, request.answer.size()});
+    request.answer += "after";
+  }
+  return request;
+}
+
+Request near_request(std::mt19937_64& chance, const std::string& instance) {
+  const char* asked[] = {"pass", "pass", "held", "held of another", "none", ""};
+  const size_t number = chance() % (std::size(asked) + 2);
+  return number < std::size(asked) ? batch_request(asked[number], instance) : pass_request(instance);
 }
 
 Request any_request(std::mt19937_64& chance) {
@@ -232,7 +292,7 @@ Request any_request(std::mt19937_64& chance) {
   const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
   const std::string key = object.key, bytes = content(key, object.size);
   switch (chance() % 11) {
-    case 8: case 9: return batch_request(chance() % 2 != 0);
+    case 8: case 9: return batch_request("", "");
     case 10:
       return {"GET /data/coming HTTP/1.1\r\n" + token + "\r\n",
               "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + content("large", 300000)};
@@ -275,7 +335,15 @@ Request any_request(std::mt19937_64& chance) {
   }
 }
 
-int connected(uint16_t port) {
+int connected(uint16_t port, bool is_near) {
+  if (is_near) {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, UNIX_PATH);
+    CHECK(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    return fd;
+  }
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -285,8 +353,14 @@ int connected(uint16_t port) {
   return fd;
 }
 
+struct Arrived {
+  int fd;
+  size_t before;  // so many bytes had come then
+};
+
 // Sends while it reads, so that neither side can fill the other's buffers.
-std::string exchange(int fd, const std::string& text, size_t wanted, std::mt19937_64& chance) {
+std::string exchange(int fd, const std::string& text, size_t wanted, std::mt19937_64& chance,
+                     std::vector<Arrived>& arrived) {
   std::string got;
   size_t sent = 0;
   char part[40000];
@@ -299,7 +373,22 @@ std::string exchange(int fd, const std::string& text, size_t wanted, std::mt1993
       if (done > 0) sent += static_cast<size_t>(done);
     }
     if (waits.revents & (POLLIN | POLLHUP)) {
-      const ssize_t more = ::recv(fd, part, 1 + chance() % sizeof part, 0);
+      iovec into{part, 1 + chance() % sizeof part};
+      alignas(cmsghdr) char control[CMSG_SPACE(Passing::COUNT_MAX * sizeof(int))];
+      msghdr message{};
+      message.msg_iov = &into;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      const ssize_t more = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+      for (cmsghdr* header = CMSG_FIRSTHDR(&message); more >= 0 && header; header = CMSG_NXTHDR(&message, header)) {
+        CHECK(header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS);
+        for (size_t at = 0; at < header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+          int number;
+          std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
+          arrived.push_back({number, got.size()});
+        }
+      }
       if (more <= 0) break;
       got.append(part, static_cast<size_t>(more));
     }
@@ -307,14 +396,36 @@ std::string exchange(int fd, const std::string& text, size_t wanted, std::mt1993
   return got;
 }
 
-void be_a_client(uint16_t port, std::atomic<bool>& done, uint64_t seed) {
+// They are the files that were promised, no later than promised, and for reading; nobody else uses their offset.
+void look_at(const std::vector<Arrived>& arrived, const std::vector<Passed>& promised) {
+  CHECK(arrived.size() == promised.size());
+  for (size_t i = 0; i < arrived.size(); ++i) {
+    const auto [fd, before] = arrived[i];
+    CHECK(before < promised[i].until);
+    CHECK((::fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY && ::lseek(fd, 0, SEEK_CUR) == 0);
+    const std::string wanted = promised[i].container == 1 ? "this is of another" : content("large", 300000);
+    std::string got(wanted.size(), '\0');
+    CHECK(::read(fd, got.data(), got.size()) == static_cast<ssize_t>(got.size()) && got == wanted);
+  }
+}
+
+void close_all(std::vector<Arrived>& arrived) {
+  for (const Arrived& one : arrived) ::close(one.fd);
+  arrived.clear();
+}
+
+void be_a_client(uint16_t port, const std::string& instance, std::atomic<bool>& done, uint64_t seed) {
   std::mt19937_64 chance(seed);
+  std::vector<Arrived> arrived;
   while (!done) {
-    const int fd = connected(port);
+    const bool is_near = chance() % 2;
+    const int fd = connected(port, is_near);
     for (int round = 0; round < 4; ++round) {
       std::string text, answers;
+      std::vector<Passed> promised;
       for (auto count = 1 + chance() % 12; count; --count) {
-        const Request request = any_request(chance);
+        const Request request = is_near && chance() % 2 ? near_request(chance, instance) : any_request(chance);
+        for (const Passed& one : request.passed) promised.push_back({one.container, answers.size() + one.until});
         text += request.text;
         answers += request.answer;
       }
@@ -324,33 +435,43 @@ void be_a_client(uint16_t port, std::atomic<bool>& done, uint64_t seed) {
       }
       if (chance() % 16 == 0) {
         text += "GET /data/drop HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n\r\n";
-        const std::string got = exchange(fd, text, answers.size() + 1, chance);
+        const std::string got = exchange(fd, text, answers.size() + 1, chance, arrived);
         CHECK(answers.compare(0, got.size(), got) == 0 && "what came before it was dropped is right");
         break;
       }
       if (chance() % 16 == 0) {
-        const std::string got = exchange(fd, text + "nonsense\r\n\r\n", answers.size() + 12, chance);
+        const std::string got = exchange(fd, text + "nonsense\r\n\r\n", answers.size() + 12, chance, arrived);
         CHECK(got.compare(0, answers.size(), answers) == 0 && got.compare(answers.size(), 12, "HTTP/1.1 400") == 0);
         break;
       }
-      CHECK(exchange(fd, text, answers.size(), chance) == answers);
+      CHECK(exchange(fd, text, answers.size(), chance, arrived) == answers);
+      look_at(arrived, promised);
+      close_all(arrived);
     }
+    close_all(arrived);
     ::close(fd);
   }
+}
+
+auto open_count() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
 
 }  // namespace
 
 int main(int, char** argv) {
   const std::string folder = argv[1];
+  std::filesystem::current_path(folder);
+  const auto open_before = open_count();
   const uint64_t seed = std::strtoull(argv[2], nullptr, 10);
-  Store store(folder);
+  Store store(".");
   FrontSettings settings;
   settings.threads = 2;
   const auto held = std::make_shared<Front>(store.index, store.files, settings);
   Front& front = *held;
   uint16_t port = 0;
   front.listen(listening(port));
+  front.listen(listening_near());
   auto rules = std::make_shared<Rules>();
   rules->tokens.push_back({3, "secret-token", true, {}});
   rules->buckets["data"] = {store.bucket, 100.0, NOW};
@@ -362,7 +483,7 @@ int main(int, char** argv) {
   std::thread back([&] { be_the_back(front, store, coming, back_done, seed); });
   std::thread filling([&] { coming.fill(back_done, seed + 1); });
   std::vector<std::thread> clients;
-  for (uint64_t i = 0; i < 4; ++i) clients.emplace_back([&, i] { be_a_client(port, done, seed * 100 + i); });
+  for (uint64_t i = 0; i < 4; ++i) clients.emplace_back([&, i] { be_a_client(port, front.instance(), done, seed * 100 + i); });
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[3]));
   while (std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -380,5 +501,7 @@ int main(int, char** argv) {
   back.join();
   filling.join();
   front.stop();
+  // Its own two, those of its two loops, those that `files` keeps, and the index.
+  CHECK(open_count() <= open_before + 1 + 4 + 2 + 2);
   std::puts("well");
 }

@@ -15,6 +15,7 @@ TESTS = {
     "index_test": (".", "1", "8"),
     "index_replay_test": (".", "1"),
     "front_test": (".", "1", "4"),
+    "passing_test": (".",),
 }
 """And their arguments: mutated heads, rounds, seconds."""
 

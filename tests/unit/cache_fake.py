@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.wire.cache_api import BucketStatus, CacheStatus, ErrorBody
+from stoker.wire.cache_api import ERROR_CODES, BucketStatus, CacheStatus, ErrorBody
 
 Answers = dict[tuple[str, str], Callable[[bytes], Any]]
 """By method and route (`evict` of `/-/evict/b?prefix=`); an ErrorBody is an error."""
@@ -37,7 +37,7 @@ class FakeServer:
                 said = ErrorBody("not_found", f"there is no {route}") if make is None else make(body)
                 failed = isinstance(said, ErrorBody)
                 data = msgspec.json.encode(said) if failed else msgspec.msgpack.encode(said)
-                self.send_response({"not_found": 404, "unavailable": 503}[said.code] if failed else 200)
+                self.send_response(ERROR_CODES[said.code].status if failed else 200)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 with suppress(ConnectionError):  # who asked has gone

@@ -42,7 +42,7 @@ class World:
         if block in self.held:
             return
         self.waits += 1
-        self.take(self.core.asked("f", block, COUNT, self.limits, self.wants).blocks)
+        self.take(self.core.asked("f", block, COUNT, self.limits, self.wants, 0.0).blocks)
         self.held.add(block)
         if block in self.coming:
             self.coming.remove(block)
@@ -142,7 +142,7 @@ def test_what_cannot_be_kept_is_fetched_no_more() -> None:
 def test_files_that_are_not_read_any_more_are_forgotten() -> None:
     core: ReadAhead[int] = ReadAhead()
     for name in range(3 * FILES_MAX):
-        core.asked(name, 0, COUNT, LIMITS, lambda block: True)
+        core.asked(name, 0, COUNT, LIMITS, lambda block: True, 0.0)
     assert len(core) == FILES_MAX
 
 
@@ -155,3 +155,48 @@ def test_no_block_is_fetched_twice_and_never_too_many_at_once(
         world.read(block)
         world.come(come)
     assert world.coming_max <= streams
+
+
+def test_what_may_be_fetched_ahead_is_shared_by_all_who_read_on() -> None:
+    core: ReadAhead[int] = ReadAhead()
+    limits = Limits(4, 64)
+    fetched = 0
+    for name in range(16):
+        core.asked(name, 0, COUNT, limits, lambda block: True, 0.0)
+    for block in range(1, 40):
+        for name in range(16):
+            step = core.asked(name, block, COUNT, limits, lambda block: True, 0.0)
+            for came in step.blocks:
+                fetched = max(fetched, came - block)
+                core.came(name, limits, lambda block: False)
+    assert fetched <= 64 // 16 + 64, "the first had it all to themselves for a while"
+    late: ReadAhead[int] = ReadAhead()
+    for name in range(16):
+        for block in range(2):
+            late.asked(name, block, COUNT, limits, lambda block: True, 0.0)
+    assert late.asked(15, 2, COUNT, limits, lambda block: True, 0.0).blocks == ()
+    assert late.asked(15, 3, COUNT, limits, lambda block: True, 1000.0).blocks == (), "four are coming"
+
+
+def test_where_who_comes_later_has_to_wait_one_is_begun_at_a_time() -> None:
+    world = World(Limits(4, 64, 1, 1))
+    world.read(0)
+    world.read(1)
+    assert world.coming == [2]
+    world.read(3)
+    assert world.coming == [2, 4]
+
+
+def test_a_file_that_is_not_kept_is_left_alone_for_a_while() -> None:
+    world = World()
+    world.read(0)
+    world.read(1)
+    world.core.stop("f")
+    world.come(4)
+    before = world.fetched_ahead
+    for block in range(6, 40):
+        world.read(block)
+    assert world.fetched_ahead == before
+    for block in range(40, 100):
+        world.read(block)
+    assert world.fetched_ahead > before

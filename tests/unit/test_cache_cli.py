@@ -14,6 +14,7 @@ import pytest
 
 from stoker.cache.client.entries import children, objects
 from stoker.cache.client.loading import Wanted
+from stoker.cli.cache import add_cache_parser, serve_settings
 from stoker.cli.cache_manifest import read_manifest
 from stoker.cli.cache_options import Below, count, parse_below, seconds
 from stoker.cli.cache_top import rates_between
@@ -289,3 +290,24 @@ def test_commands_say_what_to_mend(stoker: Callable[..., Said]) -> None:
         shown = stoker(name, "--help")
         assert shown.code == 0
         assert "examples:\n  stoker cache" in shown.out
+
+
+@pytest.mark.parametrize("line", ["capacity = -5", 'capacity = "-5"', "capacity = 1\negress = -1"])
+def test_sizes_in_a_file_are_not_negative(tmp_path: Path, stoker: Callable[..., Said], line: str) -> None:
+    file = tmp_path / "cache.toml"
+    file.write_text(f'dir = "{tmp_path}/d"\n{line}\n')
+    said = stoker("serve", "--config", str(file))
+    assert said.code == 2
+    assert f"--{line.split()[-3]}: " in said.err
+
+
+def test_what_may_go_out_is_said_as_a_size() -> None:
+    parser = argparse.ArgumentParser()
+    add_cache_parser(parser.add_subparsers())
+    words = ["cache", "serve", "--dir", "d", "--capacity", "1GB"]
+    said = [*words, "--egress", "2GB", "--connection-egress", "500MB"]
+    settings = serve_settings(parser.parse_args(said))
+    assert (settings.egress_bytes_per_s, settings.connection_bytes_per_s) == (2e9, 5e8)
+    for text in ("much", "-1GB"):
+        with pytest.raises(ConfigError, match="--egress"):
+            serve_settings(parser.parse_args([*words, f"--egress={text}"]))

@@ -10,9 +10,10 @@ import pytest
 
 from stoker.base.rng import Rng
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.server.beginnings import BEGINNINGS_MAX
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.budget import Budget
-from stoker.cache.server.engine import BEGINNINGS_MAX, FETCHES_MAX, Engine
+from stoker.cache.server.engine import FETCHES_MAX, Engine
 from stoker.cache.server.fetches import Ticket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights

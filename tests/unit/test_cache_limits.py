@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from stoker.cache.limits import (
 )
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.port import Opened
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.testing.cache_fakes import FaultyOrigin
 from tests.clocks import HandClock
@@ -322,3 +324,38 @@ def test_no_second_request_unless_asked_for() -> None:
         assert guarded.origin.hedges == 0
 
     run(story())
+
+
+class Gated(MemoryOrigin):
+    """Opens nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("m")
+        self.gate = asyncio.Event()
+
+    async def open(self, key: str, stop: int) -> Opened:
+        await self.gate.wait()
+        return await super().open(key, stop)
+
+
+def test_what_is_opened_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        delays.append(delay_s)
+
+    async def story() -> None:
+        memory = Gated()
+        memory.put("k", bytes(100_000))
+        origin = GuardedOrigin(memory, OriginLimits(bytes_per_s=100_000.0), HandClock(), Rng(1))
+        opening = asyncio.gather(*(origin.open("k", 1_000_000) for _ in range(4)))
+        await asyncio.sleep(0)
+        memory.gate.set()
+        opened = await opening
+        monkeypatch.setattr("stoker.cache.origin.guarded.asyncio.sleep", sleep)
+        for _, parts in opened:
+            async with aclosing(parts) as stream:
+                assert len(b"".join([part async for part in stream])) == 100_000
+        assert delays == pytest.approx([0.0, 0.95, 1.95, 2.95], abs=0.06)
+
+    asyncio.run(story())

@@ -63,6 +63,10 @@ def test_spare_room_is_for_moving_and_leaving_files_count() -> None:
     assert (over.missing_bytes, over.lots) == (5, {1})
     room.give(1, 10)
     assert room.over().missing_bytes == 0
+    room.set_lot(Lot(2, "a", "p/", is_pinned=True))
+    room.take(2, 20)
+    assert (room.over().missing_bytes, room.over().lots) == (15, {1})
+    assert room.over(with_pinned=True).lots == {1, 2}
 
 
 def test_a_limit_that_is_none() -> None:

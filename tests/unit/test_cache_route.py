@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stoker.base.rng import Rng
 from stoker.cache.fleet.folder import FolderMembership
 from stoker.cache.fleet.open import open_membership, parse_member
-from stoker.cache.fleet.static import StaticMembership
+from stoker.cache.fleet.static import StaticMembership, as_listed
 from stoker.cache.maglev import Member
 from stoker.cache.route import FleetView
 from stoker.cache.server.lists import Lists
@@ -191,3 +192,13 @@ def test_lists_are_bounded_and_dropped_by_prefix() -> None:
     assert lists.get("b", "a/b/", None, 1, 5.0, 10.0) is not None
     lists.refresh("b", "a/")
     assert lists.get("b", "a/b/", None, 1, 5.0, 10.0) is None
+
+
+def test_a_server_is_what_its_fleets_list_says_of_it() -> None:
+    listed = FleetMember("a", "http://a:1", 3, "far")
+    me = FleetMember("a", "http://10.0.0.1:1")
+    assert as_listed(me, None, listed) == FleetMember("a", "http://10.0.0.1:1", 3, "far")
+    assert as_listed(replace(me, weight=3, zone="far"), 3, listed).weight == 3
+    for other, weight in ((me, 1), (replace(me, zone="near"), None)):
+        with pytest.raises(ConfigError, match="fleet's list says weight 3 and zone 'far' of a"):
+            as_listed(other, weight, listed)

@@ -268,14 +268,14 @@ def test_what_a_load_has_brought_does_not_leave_for_it(tmp_path: Path, size_byte
             return all(twin.store.has(known, n) for n in range(-(-size_bytes // BLOCK)))
 
         number = 6_000_000 // size_bytes
-        with clearing.loading(now_s()):
+        with clearing.loading("a", now_s()):
             for n in range(number // 2):
                 assert await load(f"old{n}")
         twin.clock.time_s += 10
-        with clearing.loading(began_s := now_s()):
+        with clearing.loading("a", began_s := now_s()):
             loaded = []
             for n in range(2 * number):
-                with clearing.loading(now_s()):  # another load, of later
+                with clearing.loading("a", now_s()):  # another load, of later
                     twin.clock.time_s += 0.1
                     if await load(f"new{n}"):
                         loaded.append(f"new{n}")
@@ -284,9 +284,62 @@ def test_what_a_load_has_brought_does_not_leave_for_it(tmp_path: Path, size_byte
             assert len(loaded) > 0.8 * number, "what was there before has left"
             assert not any(held(f"old{n}") for n in range(number // 2))
         twin.clock.time_s += 10
-        with clearing.loading(now_s()):
+        with clearing.loading("a", now_s()):
             assert await load("later"), "for the next load it may leave"
         twin.check_room()
+        await twin.store.close()
+
+    run(test)
+
+
+def test_a_load_is_limited_by_those_of_its_own_bucket_and_makes_no_room_once_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 6_000_000)
+        clearing, now_s = twin.store.clearing, twin.store.now_s
+
+        async def put(key: str) -> bool:
+            known = twin.store.learn(twin.numbers["b"], key, "v", 50_000)
+            return await twin.store.put(known, 0, bytes(50_000), is_loading=True)
+
+        filled = 0
+        while await put(f"old{filled}"):
+            filled += 1
+        assert filled > 50, "there was room, and nothing has left"
+        assert all(twin.store.holds(twin.numbers["b"], f"old{n}", "v", 0) for n in range(filled))
+        twin.clock.time_s += 10
+        with clearing.loading("a", now_s() - 1000), clearing.loading("b", now_s()):
+            assert await put("new"), "the load of the other bucket is older"
+        with clearing.loading("b", now_s() - 1000):
+            assert not await put("newer")
+        await twin.store.close()
+
+    run(test)
+
+
+def test_what_is_pinned_stays_when_the_limit_is_lower_as_long_as_it_can(tmp_path: Path) -> None:
+    async def test() -> None:
+        twin = Twin(tmp_path, 10_000_000)
+        twin.rules["a"] = [PrefixRule("pinned/", 0, True)]
+        await twin.store.close()
+        twin.open()
+        pinned = [f"pinned/{n}" for n in range(20)]
+        for name in pinned:
+            assert await twin.put("a", name)
+        pinned_bytes = twin.store.room.used_bytes
+        for n in range(100):
+            twin.clock.time_s += 1
+            assert await twin.put("a", f"x{n}")
+        for limit_bytes in (pinned_bytes * 2, pinned_bytes // 2):
+            assert twin.store.room.used_bytes > limit_bytes
+            twin.limit_bytes = limit_bytes
+            await twin.store.close()
+            twin.open()
+            await twin.store.clearing.shrink()
+            twin.check_room()
+            are_all_held = all([await twin.check("a", name) for name in pinned])
+            assert are_all_held == (limit_bytes > pinned_bytes)
         await twin.store.close()
 
     run(test)
@@ -321,6 +374,40 @@ def test_what_is_kept_for_a_time_leaves_when_it_is_over(tmp_path: Path) -> None:
         assert not any([await twin.check("a", f"old{n}") for n in range(5)])
         assert all([await twin.check("b", f"old{n}") for n in range(5)])
         assert twin.store.room.used_by(bucket.lots[0].number) == 0
+        await twin.store.close()
+
+    run(test)
+
+
+def test_looking_for_what_may_leave_takes_little_of_the_time(tmp_path: Path) -> None:
+    """Large objects' files, of which there may be very many, are looked at now and then only."""
+
+    async def test() -> None:
+        twin = Twin(tmp_path, 50_000_000)
+        twin.store.open_bucket("a", "memory://a", evict_after_s=1000)
+        for n in range(5):
+            known = twin.store.learn(twin.numbers["a"], f"large{n}", "v", 2_000_000)
+            assert await twin.store.put(known, 0, bytes(BLOCK))
+        clearing, held = twin.store.clearing, twin.store.holdings
+        looks: list[object] = []
+        run_in_thread = held.run
+
+        async def count(work: Callable[..., object], *arguments: object) -> object:
+            looks.append(work)
+            twin.clock.time_s += 0.2
+            return await run_in_thread(work, *arguments)
+
+        held.run = count  # type: ignore[assignment, method-assign]
+        began_s = twin.clock.time_s
+        while twin.clock.time_s < began_s + 900:
+            twin.clock.time_s += 1
+            await clearing.give_up_old()
+            await clearing.rewrite_sparse()
+        assert 40 <= looks.count(clearing._live_bytes) <= 45, "a hundredth of the time"
+        assert 85 < looks.count(held.index.containers) < 95
+        twin.clock.time_s = began_s + 1012
+        await clearing.give_up_old()
+        assert twin.store.room.used_by_bucket("a") == 0
         await twin.store.close()
 
     run(test)

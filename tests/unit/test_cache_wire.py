@@ -12,9 +12,10 @@ from stoker import errors
 from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.client import CacheClient
-from stoker.cache.origin.open import open_origin, without_query
+from stoker.cache.origin.open import open_origin, without_query, without_secrets
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound, WireError
-from stoker.wire.cache_api import ERROR_CODES, FRAME, FRAME_DATA, FRAME_LAST, ErrorBody, code_of, error_of
+from stoker.wire.cache_api import ERROR_CODES, ErrorBody, code_of, error_of
+from stoker.wire.cache_batch import FRAME, FRAME_DATA, FRAME_LAST
 from stoker.wire.http import etag_of, object_target, parse_response_head, split_target, version_of
 
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
@@ -137,10 +138,42 @@ def test_bad_origin_urls_are_one_clear_error(url: str) -> None:
 
 def test_secrets_in_urls_are_not_shown() -> None:
     assert without_query("s3://b/p?secret_access_key=SECRET") == "s3://b/p"
-    assert without_query("http://user:SECRET@host/p") == "http://host/p"
+    for url, shown in (
+        ("http://user:SECRET@host/p", "http://host/p"),
+        ("sftp://user:a@SECRET@host:22/p@1", "sftp://host:22/p@1"),
+        ("sftp://user:a?SECRET@host/p", "sftp://user"),
+        ("sftp://user:SECRET/b@host/p", "sftp://user/b@host/p"),
+        ("zip://inner::sftp://user:a@SECRET@host/p", "zip://inner::sftp://host/p"),
+        ("http://[::1]:80/p", "http://[::1]:80/p"),
+        ("http://[::1]/p:1", "http://[::1]/p:1"),
+        ("/data/a:b@c", "/data/a:b@c"),
+    ):
+        assert without_query(url) == shown
     with pytest.raises(ConfigError) as caught:
         open_origin("s3://b?nonsense=1&secret_access_key=SECRET")
     assert "SECRET" not in str(caught.value)
+    for url in (
+        "s3://key:SECRET@bucket/p",
+        "file://user:SECRET@host/p",
+        "nosuch://user:a@SECRET@host/p?SECRET",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            open_origin(url)
+        assert "SECRET" not in str(caught.value)
+
+
+def test_what_libraries_say_of_an_origin_is_shown_without_its_secrets() -> None:
+    url = "https://user:p%40SECRET@host/p?signature=SECRET%2B"
+    for said in (
+        "404, url='https://host/p/key?signature=SECRET+'",
+        f"cannot connect to {url}",
+        "login of user:p%40SECRET@host failed",
+        "wrong password 'p@SECRET'",
+        "/p/key?signature=SECRET%2B is not there",
+    ):
+        assert "SECRET" in said
+        assert "SECRET" not in without_secrets(said, url)
+    assert without_secrets("no such file: /a/b@c", url) == "no such file: /a/b@c"
 
 
 def test_not_found_is_a_cache_error() -> None:

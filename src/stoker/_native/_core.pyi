@@ -195,9 +195,6 @@ class Index:
     def lose_containers(self, containers: Sequence[int]) -> None: ...
     def use(self, bucket: int, key: str, block: int | None, now_s: int) -> None: ...
     def containers(self) -> dict[int, Container]: ...
-    def segments(self) -> dict[int, Container]:
-        """Those that are no files of large objects."""
-
     def container(self, number: int) -> Container | None: ...
     def doubt(self, container: int) -> None:
         """Have what is held of it verified before it is served again."""
@@ -252,6 +249,7 @@ class FrontSettings:
     send_s: float
     egress_bytes_per_s: float
     connection_bytes_per_s: float
+    passing_max: int
     threads: int
 
 class Figures:
@@ -299,12 +297,13 @@ class Inflow:
         """All of it lies in a file by now: who is not done is sent the rest from there. False: it cannot be opened."""
 
 _Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
+_Wanted = tuple[int, int, bytes]
 
 class Front:
     """HTTP/1.1 on threads of its own: answers hits, and hands all else to the back.
 
     The back reads `take` whenever `fileno()` is readable: `("asked", connection, (method, target, headers, body, id of
-    the token or -2, whether it is this user's process))`, `("gone", connection, None)` for one that was asked of or
+    the token or -2, whether it came by a Unix socket))`, `("gone", connection, None)` for one that was asked of or
     waited for, `("drained", connection, None)` after `notify`, `("broken", container, None)` where a file cannot be
     read or is too short. A connection that is gone hears nothing.
     """
@@ -345,12 +344,24 @@ class Front:
         connection: int,
         keys: Sequence[str],
         bucket: tuple[int, float, int],
-        places_from: int | None,
-        place_prefix: str,
-        before: bytes,
+        wanted: _Wanted | None = None,
     ) -> tuple[int, int, list[int]] | None:
         """Answer with all these objects, if each is here, fresh and of one piece: their bytes, how many were named by
-        their place, and the containers of large ones among those; the answer is finished. None: nothing was said."""
+        their place, and the containers of large ones among those; the answer is finished. None: nothing was said.
+
+        `wanted`: places may be named of objects of so many bytes and more, so many more descriptors be passed, and what
+        the reader has of them: this front's `instance` and the numbers of containers (u32, big endian), ascending.
+        """
+
+    def pass_descriptor(
+        self, connection: int, bucket: int, container: int, before: bytes = b"", after: bytes = b""
+    ) -> bool:
+        """Pass a descriptor of a container of this bucket, for reading, with a frame that says so between `before` and
+        `after`; False, and nothing is sent, if it cannot be opened or too many are on their way."""
+
+    @property
+    def instance(self) -> bytes:
+        """Tells what this front has passed from what others have, under the same numbers."""
 
     def finish(self, connection: int) -> bool: ...
     def drop(self, connection: int) -> bool: ...

@@ -1,7 +1,6 @@
 #include "connection.h"
 
 #include <sys/epoll.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,10 +15,9 @@ namespace {
 
 constexpr size_t READ_SIZE = 64 * 1024;
 constexpr uint64_t UNSENT_MAX = 4 * 1024 * 1024;  // beyond that no further request is looked at
-constexpr uint64_t TURN_BYTES = 2 * 1024 * 1024;  // for one connection, before the others have their turn
-constexpr uint64_t LIMITED_TURN_BYTES = 64 * 1024;  // so that none takes all that may go out
 constexpr int TURNS = 16;
 constexpr double LINGER_S = 1;
+constexpr double BODY_TIMES = 10;  // what a body may take in all, over its patience for each part
 
 const char* reason_of(int status) {
   switch (status) {
@@ -41,8 +39,8 @@ std::string lower_of(std::string_view text) {
 
 }  // namespace
 
-Connection::Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_own_user, double now_s)
-    : front_(front), loop_(loop), id_(id), fd_(fd), is_own_user_(is_own_user),
+Connection::Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_near, double now_s)
+    : front_(front), loop_(loop), id_(id), fd_(fd), is_near_(is_near),
       rate_(front.settings_.connection_bytes_per_s), since_s_(now_s) {
   front_.connections_.fetch_add(1, std::memory_order_relaxed);
 }
@@ -57,7 +55,8 @@ void Connection::on_ready(uint32_t events) {
   if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) is_readable_ = true;
   if (events & EPOLLOUT) is_writable_ = true;
   if (events & EPOLLRDHUP) ends_soon_ = true;
-  if (events & (EPOLLERR | EPOLLHUP)) is_lost_ = true;
+  // Once this side is shut, a peer that ends its own is no loss: what it sent before is still to be read.
+  if ((events & EPOLLERR) || ((events & EPOLLHUP) && !is_shut_)) is_lost_ = true;
 }
 
 // As much as can be done now, and as is fair. Events are edge-triggered: what is left undone here is asked for again.
@@ -106,6 +105,7 @@ bool Connection::receive(double now_s) {
   }
   if (got == 0) {
     has_ended_ = true;
+    if (state_ == State::body) state_ = State::ending;  // it will not be whole; what was answered before still goes out
     return state_ == State::head || (state_ == State::ending && unsent_bytes_);
   }
   if (got < static_cast<ssize_t>(sizeof buffer) && !ends_soon_) is_readable_ = false;
@@ -164,7 +164,7 @@ void Connection::read_head(double now_s) {
   for (const Header& header : head_.headers)
     asked_.headers.emplace_back(lower_of(header.name), std::string(header.value));
   asked_.principal = rules_->id_of(principal_);
-  asked_.is_own_user = is_own_user_;
+  asked_.is_near = is_near_;
   if (!head_.has_body()) return dispatch(now_s);
   if (head_.content_length > front_.settings_.body_bytes_max)
     return refuse(413, "too_large",
@@ -173,6 +173,7 @@ void Connection::read_head(double now_s) {
   body_.clear();
   chunks_ = ChunkReader();
   state_ = State::body;
+  body_since_s_ = now_s;
 }
 
 void Connection::read_body(double now_s) {
@@ -229,129 +230,7 @@ void Connection::refuse(int status, const char* code, const std::string& message
   taken_ = input_.size();
 }
 
-// -- what goes out -----------------------------------------------------------------------------------------------
-
-void Connection::put(Piece piece) {
-  if (piece.size == 0) return;
-  if (unsent_bytes_ == 0) progress_s_ = 0;
-  unsent_bytes_ += piece.size;
-  out_.push_back(std::move(piece));
-}
-
-void Connection::put_text(std::string_view bytes, bool is_data) {
-  const bool goes_with_last = !out_.empty() && out_.back().is_text() && out_.back().is_data == is_data;
-  if (!goes_with_last || out_.back().bytes.size() >= READ_SIZE) {
-    put(Piece{std::string(bytes), nullptr, 0, bytes.size(), is_data});
-    return;
-  }
-  out_.back().bytes.append(bytes);
-  out_.back().size += bytes.size();
-  unsent_bytes_ += bytes.size();
-}
-
-void Connection::say(std::string bytes, bool is_data) {
-  const uint64_t size = bytes.size();
-  if (size < 4096) put_text(bytes, is_data);
-  else put(Piece{std::move(bytes), nullptr, 0, size, is_data});
-}
-
-void Connection::send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size) {
-  put(Piece{{}, std::move(file), offset, size, true});
-}
-
-void Connection::send_inflow(std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size) {
-  put(Piece{{}, nullptr, offset, size, true, std::move(inflow)});
-}
-
-// How much of a piece is there, and its bytes if they are still coming in. One that was kept in a file meanwhile is sent
-// from there.
-uint64_t Connection::come_in(Piece& piece, std::shared_ptr<char[]>& bytes) {
-  while (piece.inflow) {
-    Inflow::View view = piece.inflow->view();
-    if (view.file) {
-      piece.file = std::move(view.file);
-      piece.offset += view.offset;
-      piece.inflow.reset();
-    } else if (view.filled > piece.offset) {
-      bytes = std::move(view.bytes);
-      return std::min(piece.size, view.filled - piece.offset);
-    } else if (piece.inflow->wait(front_.weak_from_this(), id_, piece.offset)) {
-      waits_for_inflow_ = true;
-      return 0;
-    }
-  }
-  return piece.size;
-}
-
-void Connection::wake() { is_throttled_ = false; }
-
-uint64_t Connection::allowance(uint64_t wanted, double now_s) {
-  const uint64_t own = rate_.take(wanted, now_s);
-  const uint64_t granted = own ? front_.egress_.take(own, now_s) : 0;
-  is_starved_ = own && !granted;
-  rate_.give(own - granted);
-  return granted;
-}
-
-ssize_t Connection::send_piece(Piece& piece, const char* bytes, bool more, uint64_t limit) {
-  if (piece.file) {
-    auto offset = static_cast<off_t>(piece.offset);
-    const ssize_t sent = ::sendfile(fd_, piece.file->fd, &offset, std::min(piece.size, limit));
-    if (sent == 0) errno = EIO;  // the file is shorter than it was
-    return sent == 0 ? -1 : sent;
-  }
-  const size_t size = static_cast<size_t>(std::min(piece.size, limit));
-  return ::send(fd_, (bytes ? bytes : piece.bytes.data()) + piece.offset, size, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
-}
-
-// False if the reader is gone.
-bool Connection::flush(double now_s) {
-  const bool is_limited = rate_.is_limited() || front_.egress_.is_limited();
-  uint64_t turn = is_limited ? LIMITED_TURN_BYTES : TURN_BYTES;
-  if (progress_s_ == 0) progress_s_ = now_s;
-  while (!out_.empty() && turn && is_writable_) {
-    Piece& piece = out_.front();
-    std::shared_ptr<char[]> coming;
-    const uint64_t there = come_in(piece, coming);
-    if (there == 0) break;
-    uint64_t limit = std::min(there, turn);
-    if (piece.is_data && (limit = allowance(limit, now_s)) == 0) {
-      is_throttled_ = true;
-      break;
-    }
-    const ssize_t sent = send_piece(piece, coming.get(), out_.size() > 1 && there == piece.size, limit);
-    if (piece.is_data && sent < static_cast<ssize_t>(limit)) {
-      const uint64_t unused = limit - static_cast<uint64_t>(std::max<ssize_t>(sent, 0));
-      rate_.give(unused);
-      front_.egress_.give(unused);
-    }
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) {
-        if (piece.file && errno != EPIPE && errno != ECONNRESET)
-          front_.post(Event{Event::Kind::broken, piece.file->container, {}});
-        return false;
-      }
-      is_writable_ = false;
-      break;
-    }
-    const auto bytes = static_cast<uint64_t>(sent);
-    piece.offset += bytes;
-    piece.size -= bytes;
-    unsent_bytes_ -= bytes;
-    turn -= bytes;
-    progress_s_ = now_s;
-    front_.sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-    if (piece.size == 0) out_.pop_front();  // else it is tried again: only EAGAIN says that the socket is full
-  }
-  if (notify_at_ >= 0 && unsent_bytes_ <= static_cast<uint64_t>(notify_at_)) {
-    notify_at_ = -1;
-    front_.post(Event{Event::Kind::drained, id_, {}});
-  }
-  if (unsent_bytes_) return true;
-  if (state_ == State::head && input_.empty()) since_s_ = now_s;
-  return true;
-}
+// -- what the back says -----------------------------------------------------------------------------------------
 
 void Connection::finish(double now_s) {
   if (state_ != State::back) return;
@@ -383,6 +262,7 @@ Connection::Step Connection::on_tick(double now_s) {
     limit = input_.empty() ? limits.idle_s : limits.head_s;
   } else if (state_ == State::body) {
     limit = limits.body_s;
+    if (now_s - body_since_s_ > BODY_TIMES * limit) since = body_since_s_;
   } else {
     return Step::go_on;  // the back is at work, and has its own patience
   }

@@ -17,7 +17,7 @@ class Connection {
  public:
   enum class Step { go_on, again, close };  // again: there is more to do, after the others have had their turn
 
-  Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_own_user, double now_s);
+  Connection(Front& front, Loop& loop, uint64_t id, int fd, bool is_near, double now_s);
   ~Connection();
   Connection(const Connection&) = delete;
 
@@ -26,7 +26,7 @@ class Connection {
   Step advance(double now_s);
   Step on_tick(double now_s);
   // What the back says.
-  void say(std::string bytes, bool is_data);
+  void say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing = nullptr);
   void send_file(std::shared_ptr<File> file, uint64_t offset, uint64_t size);
   void send_inflow(std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
   // What it waits for has come in.
@@ -55,6 +55,7 @@ class Connection {
     uint64_t size = 0;
     bool is_data = false;
     std::shared_ptr<Inflow> inflow{};
+    std::shared_ptr<Passing> passing{};  // goes with its first byte
     bool is_text() const { return !file && !inflow; }
   };
 
@@ -67,7 +68,7 @@ class Connection {
   void dispatch(double now_s);
   bool answer_hit();
   const std::string* headers_of(const Object& object, uint16_t bucket);
-  bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string head);
+  bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string& head);
   void refuse(int status, const char* code, const std::string& message, double now_s);
   bool flush(double now_s);
   bool can_send() const;
@@ -76,13 +77,15 @@ class Connection {
   uint64_t allowance(uint64_t wanted, double now_s);
   void put(Piece piece);
   void put_text(std::string_view bytes, bool is_data);
+  void send_text(std::string_view bytes, bool is_data);
+  bool is_limited() const;
   bool is_authorised();
 
   Front& front_;
   Loop& loop_;
   const uint64_t id_;
   const int fd_;
-  const bool is_own_user_;
+  const bool is_near_;
   State state_ = State::head;
   std::string input_;
   size_t taken_ = 0;  // of `input_`
@@ -116,6 +119,7 @@ class Connection {
   Target target_;
 
   double since_s_;         // of the state that it is in, or of the last byte of a body
+  double body_since_s_ = 0;
   double progress_s_ = 0;  // something was sent
 };
 

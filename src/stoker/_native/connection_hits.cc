@@ -28,7 +28,8 @@ bool Connection::answer_hit() {
   const std::string* headers = headers_of(object, rule->second.number);
   if (!headers) return false;
   const bool is_part = kind == RangeKind::part;
-  std::string head(is_part ? "HTTP/1.1 206 Partial Content\r\nContent-Length: " : "HTTP/1.1 200 OK\r\nContent-Length: ");
+  std::string& head = loop_.scratch;
+  head = is_part ? "HTTP/1.1 206 Partial Content\r\nContent-Length: " : "HTTP/1.1 200 OK\r\nContent-Length: ";
   head += std::to_string(range.stop - range.start);
   head += "\r\n";
   head += *headers;
@@ -36,8 +37,8 @@ bool Connection::answer_hit() {
     head += "Content-Range: bytes " + std::to_string(range.start) + "-" + std::to_string(range.stop - 1) + "/" +
             std::to_string(object.size_bytes) + "\r\n";
   head += "\r\n";
-  if (is_head || range.start == range.stop) put_text(head, false);
-  else if (!put_piece(object, range.start, range.stop, std::move(head))) return false;
+  if (is_head || range.start == range.stop) send_text(head, false);
+  else if (!put_piece(object, range.start, range.stop, head)) return false;
   loop_.count_hit(rule->second.number, is_head ? 0 : range.stop - range.start);
   return true;
 }
@@ -62,7 +63,7 @@ const std::string* Connection::headers_of(const Object& object, uint16_t bucket)
   return &cached.headers;
 }
 
-bool Connection::put_piece(const Object& object, uint64_t start, uint64_t stop, std::string head) {
+bool Connection::put_piece(const Object& object, uint64_t start, uint64_t stop, std::string& head) {
   if (object.container == 0) return false;
   int number = 0;
   // Opened first, then looked up: who gives blocks up looks first whether the file is in use (`Files::is_used`).
@@ -80,7 +81,7 @@ bool Connection::put_piece(const Object& object, uint64_t start, uint64_t stop, 
     const ssize_t got = ::pread(file->fd, data, stop - start, static_cast<off_t>(offset));
     if (got != static_cast<ssize_t>(stop - start)) return false;
     head.append(data, static_cast<size_t>(got));
-    put_text(head, front_.egress_.is_limited() || rate_.is_limited());
+    send_text(head, is_limited());
     return true;
   }
   put_text(head, false);

@@ -18,13 +18,11 @@ void File::leave(int64_t size_bytes) {
   leaving_bytes_.fetch_add(size_bytes);
 }
 
-std::string Files::name(uint32_t container) {
+std::string Files::path(uint32_t container) const {
   char name[32];
   std::snprintf(name, sizeof name, "/%03x/%08x", container >> 12, container);
-  return name;
+  return folder_ + name;
 }
-
-std::string Files::path(uint32_t container) const { return folder_ + name(container); }
 
 std::shared_ptr<File> Files::open(uint32_t container, int& number) {
   const std::lock_guard<std::mutex> lock(mutex_);

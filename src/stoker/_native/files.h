@@ -42,8 +42,6 @@ class Files {
   // Of files that are unlinked and still sent from.
   int64_t leaving_bytes() const { return leaving_->load(); }
   std::string path(uint32_t container) const;
-  // The same, below the folder.
-  static std::string name(uint32_t container);
 
  private:
   struct Entry {

@@ -3,13 +3,28 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <random>
+
+#include "frames.h"
 #include "loop.h"
 
 namespace stoker {
+namespace {
+
+std::string random_bytes() {
+  std::random_device chance;
+  std::string bytes;
+  append_number(bytes, chance(), 4);
+  append_number(bytes, chance(), 4);
+  return bytes;
+}
+
+}  // namespace
 
 Front::Front(std::shared_ptr<Index> index, std::shared_ptr<Files> files, const FrontSettings& settings)
     : index_(std::move(index)), files_(std::move(files)), settings_(settings), egress_(settings.egress_bytes_per_s),
-      event_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      instance_(random_bytes()), event_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Front::~Front() {
   stop();
@@ -80,6 +95,25 @@ bool Front::send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t 
   command.file = std::move(file);
   command.offset = offset;
   command.size = size;
+  return order(std::move(command));
+}
+
+bool Front::add(Passing& passing, uint16_t bucket, uint32_t container) {
+  errno = 0;
+  if (passing.add(*index_, *files_, bucket, container)) return true;
+  if (errno == ENOENT) post(Event{Event::Kind::broken, container, {}});
+  return false;
+}
+
+bool Front::pass(uint64_t connection, uint16_t bucket, uint32_t container, std::string before,
+                 const std::string& after) {
+  auto passing = std::make_shared<Passing>(passing_, settings_.passing_max);
+  if (!add(*passing, bucket, container)) return false;
+  Command command;
+  command.connection = connection;
+  command.bytes = std::move(before) + passing->frame(instance_) + after;
+  command.is_data = true;
+  command.passing = std::move(passing);
   return order(std::move(command));
 }
 

@@ -19,6 +19,7 @@
 #include "index.h"
 #include "inflow.h"
 #include "limits.h"
+#include "passing.h"
 
 namespace stoker {
 
@@ -32,6 +33,7 @@ struct FrontSettings {
   double send_s = 60;   // without a byte taken
   double egress_bytes_per_s = 0;      // of data, all connections together; 0: no limit
   double connection_bytes_per_s = 0;  // of data, each connection
+  int64_t passing_max = 1024;  // descriptors that are on their way to readers
   int threads = 1;
 };
 
@@ -42,11 +44,11 @@ struct Asked {
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
   std::string body;
   int principal = Rules::NOBODY;
-  bool is_own_user = false;
+  bool is_near = false;  // it came by a Unix socket
 };
 
 struct Event {
-  // broken: a container's file, whose number stands for the connection's, cannot be read or is too short.
+  // broken: a container's file, whose number stands for the connection's, is gone, cannot be read or is too short.
   enum class Kind { asked, gone, drained, broken } kind = Kind::asked;
   uint64_t connection = 0;
   Asked asked;
@@ -100,10 +102,15 @@ class Front : public std::enable_shared_from_this<Front> {
   bool send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
   // What it waits for has come.
   bool wake(uint64_t connection);
-  // Answers with all these objects, in frames (`wire/cache_api.py`), if each is here, fresh and of one piece; else nothing
-  // is said. Of objects of `places_from` bytes and more the place is named, below `place_prefix`. `before` comes first.
+  // Answers with all these objects, in frames (`wire/cache_batch.py`), if each is here, fresh and of one piece; else nothing
+  // is said. Of those that the reader can read itself the place is named; it may read all of the bucket.
   Batch answer_batch(uint64_t connection, const std::vector<std::string>& keys, const BucketRule& rule,
-                     uint64_t places_from, const std::string& place_prefix, const std::string& before);
+                     const Wanted& wanted);
+  // Passes a descriptor of a container of this bucket, of which the peer may read everything, with a frame that says so
+  // between `before` and `after`. False, and nothing is said, if it cannot be opened, or too many are on their way.
+  bool pass(uint64_t connection, uint16_t bucket, uint32_t container, std::string before, const std::string& after);
+  // Tells what this front has passed from what others have, under the same numbers.
+  const std::string& instance() const { return instance_; }
   bool finish(uint64_t connection);
   bool drop(uint64_t connection);
   // Tell the back (Kind::drained) once at most so many bytes are unsent.
@@ -118,6 +125,7 @@ class Front : public std::enable_shared_from_this<Front> {
   friend class Connection;
   void post(Event event);
   bool order(Command command);
+  bool add(Passing& passing, uint16_t bucket, uint32_t container);
 
   std::shared_ptr<Index> index_;
   std::shared_ptr<Files> files_;
@@ -130,6 +138,8 @@ class Front : public std::enable_shared_from_this<Front> {
   std::atomic<uint64_t> connections_{0}, accepted_{0}, refused_{0}, requests_{0}, handed_over_{0}, sent_bytes_{0},
       timed_out_{0};
   std::atomic<bool> drains_{false};
+  const std::string instance_;
+  const std::shared_ptr<Counter> passing_{std::make_shared<Counter>(0)};
 
   int event_fd_ = -1;
   std::mutex events_mutex_;

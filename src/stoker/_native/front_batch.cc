@@ -1,6 +1,9 @@
 // Many objects in one answer.
 #include <unistd.h>
 
+#include <unordered_map>
+
+#include "frames.h"
 #include "front.h"
 #include "loop.h"
 
@@ -10,16 +13,6 @@ namespace {
 constexpr uint64_t COPY_MAX = 8 * 1024;  // up to here a copy is cheaper than sendfile
 constexpr size_t FILES_MAX = 512;
 constexpr uint64_t TEXT_MAX = 4 * 1024 * 1024;
-constexpr char LAST = 1, PLACE = 4;  // kinds of frames
-
-void append_number(std::string& into, uint64_t number, int bytes) {
-  for (int shift = (bytes - 1) * 8; shift >= 0; shift -= 8) into.push_back(static_cast<char>(number >> shift));
-}
-
-void append_frame(std::string& into, char kind, uint64_t size) {
-  into.push_back(kind);
-  append_number(into, size, 4);
-}
 
 // What is said of the objects so far.
 struct Builder {
@@ -35,7 +28,7 @@ struct Builder {
   }
   bool data(std::shared_ptr<File> file, uint64_t offset, uint64_t wanted) {
     std::string frame;
-    append_frame(frame, LAST, wanted);
+    append_frame(frame, FRAME_LAST, wanted);
     if (wanted <= COPY_MAX) {
       const size_t head = frame.size();
       frame.resize(head + wanted);
@@ -54,15 +47,35 @@ struct Builder {
     parts.emplace_back();
     return true;
   }
+  void place(uint64_t wanted, uint32_t container, uint64_t offset) {
+    std::string frame;
+    append_frame(frame, FRAME_PLACE, 16);
+    append_number(frame, wanted, 4);
+    append_number(frame, container, 4);
+    append_number(frame, offset, 8);
+    text(frame);
+  }
+  void before(const std::string& bytes) {
+    parts.front().bytes.insert(0, bytes);
+    size += bytes.size();
+  }
 };
 
 }  // namespace
 
 Batch Front::answer_batch(uint64_t connection, const std::vector<std::string>& keys, const BucketRule& rule,
-                          uint64_t places_from, const std::string& place_prefix, const std::string& before) {
+                          const Wanted& wanted) {
   Batch batch;
   Builder body{*files_};
-  body.text(before);
+  auto passing = std::make_shared<Passing>(passing_, settings_.passing_max);
+  std::unordered_map<uint32_t, bool> readable;
+  const auto can_read = [&](uint32_t container) {
+    const auto [found, is_new] = readable.try_emplace(container, false);
+    if (is_new)
+      found->second = wanted.has(container, instance_) ||
+                      (passing->size() < wanted.count_max && add(*passing, rule.number, container));
+    return found->second;
+  };
   const uint32_t now = now_s_.load(std::memory_order_relaxed);
   std::vector<Object> objects(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {  // all first: nothing is read in vain
@@ -73,7 +86,7 @@ Batch Front::answer_batch(uint64_t connection, const std::vector<std::string>& k
   for (const Object& object : objects) {
     if (object.size_bytes == 0) {
       std::string frame;
-      append_frame(frame, LAST, 0);
+      append_frame(frame, FRAME_LAST, 0);
       body.text(frame);
       continue;
     }
@@ -84,13 +97,8 @@ Batch Front::answer_batch(uint64_t connection, const std::vector<std::string>& k
     if (is_large ? !index_->covers(object, 0, object.size_bytes, now) : !(object.flags & Object::VERIFIED)) return batch;
     const uint64_t offset = is_large ? 0 : object.offset;
     batch.size_bytes += object.size_bytes;
-    if (object.size_bytes >= places_from) {
-      const std::string path = place_prefix + Files::name(object.container);
-      std::string frame;
-      append_frame(frame, PLACE, 12 + path.size());
-      append_number(frame, object.size_bytes, 4);
-      append_number(frame, offset, 8);
-      body.text(frame + path);
+    if (object.size_bytes >= wanted.from_bytes && can_read(object.container)) {
+      body.place(object.size_bytes, object.container, offset);
       batch.places += 1;
       if (is_large) batch.large.push_back(object.container);
     } else if (!body.data(std::move(file), offset, object.size_bytes)) {
@@ -101,6 +109,10 @@ Batch Front::answer_batch(uint64_t connection, const std::vector<std::string>& k
   Command command;
   command.kind = Command::Kind::parts;
   command.connection = connection;
+  if (passing->size()) {
+    body.before(passing->frame(instance_));
+    command.passing = std::move(passing);
+  }
   body.parts.front().bytes.insert(0, "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " +
                                          std::to_string(body.size) + "\r\n\r\n");
   command.parts = std::move(body.parts);

@@ -37,13 +37,6 @@ void tune(int fd, const sockaddr_storage& peer) {
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-bool is_own_user(int fd, const sockaddr_storage& peer) {
-  if (peer.ss_family != AF_UNIX) return false;
-  ucred who{};
-  socklen_t size = sizeof who;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == ::geteuid();
-}
-
 }  // namespace
 
 Loop::Loop(Front& front, uint64_t number) : front_(front), number_(number), next_id_(FIRST_CONNECTION) {
@@ -156,7 +149,7 @@ void Loop::accept(int listening, double now_s) {
     front_.accepted_.fetch_add(1, std::memory_order_relaxed);
     // The number of the loop is in the lowest bits, so that a connection is found by its id.
     const uint64_t id = (next_id_++ << 8) | number_;
-    auto made = std::make_unique<Connection>(front_, *this, id, fd, is_own_user(fd, peer), now_s);
+    auto made = std::make_unique<Connection>(front_, *this, id, fd, peer.ss_family == AF_UNIX, now_s);
     epoll_event event{};
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
     event.data.u64 = id;
@@ -254,7 +247,7 @@ void Loop::carry_out(Command& command, double now_s) {
   if (found == connections_.end()) return;
   Connection& connection = *found->second;
   switch (command.kind) {
-    case Command::Kind::say: connection.say(std::move(command.bytes), command.is_data); break;
+    case Command::Kind::say: connection.say(std::move(command.bytes), command.is_data, std::move(command.passing)); break;
     case Command::Kind::file: connection.send_file(std::move(command.file), command.offset, command.size); break;
     case Command::Kind::inflow:
       connection.send_inflow(std::move(command.inflow), command.offset, command.size);
@@ -262,7 +255,7 @@ void Loop::carry_out(Command& command, double now_s) {
     case Command::Kind::wake: connection.go_on(); break;
     case Command::Kind::parts:
       for (Part& part : command.parts) {
-        connection.say(std::move(part.bytes), true);
+        connection.say(std::move(part.bytes), true, std::move(command.passing));
         if (part.file) connection.send_file(std::move(part.file), part.offset, part.size);
       }
       connection.finish(now_s);

@@ -48,6 +48,7 @@ struct Command {
   uint64_t offset = 0;
   uint64_t size = 0;
   std::vector<Part> parts;
+  std::shared_ptr<Passing> passing;  // goes with the first byte
 };
 
 class Loop {
@@ -63,6 +64,7 @@ class Loop {
   std::unordered_map<uint16_t, HitFigures> take_hits();
 
   HeadCache heads;
+  std::string scratch;  // for an answer that is being put together
 
  private:
   void run();

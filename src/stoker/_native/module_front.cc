@@ -12,6 +12,10 @@ BucketRule rule_of(const BucketOf& bucket) {
   return {std::get<0>(bucket), std::get<1>(bucket), std::get<2>(bucket)};
 }
 
+using WantedOf = std::tuple<uint64_t, uint64_t, std::string>;  // `from_bytes`, `count_max` and `held`
+
+Wanted wanted_of(const WantedOf& wanted) { return {std::get<0>(wanted), std::get<1>(wanted), std::get<2>(wanted)}; }
+
 py::object asked_of(Event& event) {
   Asked& asked = event.asked;
   py::dict headers;
@@ -19,7 +23,7 @@ py::object asked_of(Event& event) {
   return py::make_tuple(py::str(py::reinterpret_steal<py::object>(
                             PyUnicode_DecodeLatin1(asked.method.data(), static_cast<Py_ssize_t>(asked.method.size()), nullptr))),
                         py::bytes(asked.target), std::move(headers), py::bytes(asked.body), asked.principal,
-                        asked.is_own_user);
+                        asked.is_near);
 }
 
 py::list take(Front& front, size_t limit) {
@@ -123,6 +127,7 @@ void bind_front(py::module_& module) {
       .def_readwrite("send_s", &FrontSettings::send_s)
       .def_readwrite("egress_bytes_per_s", &FrontSettings::egress_bytes_per_s)
       .def_readwrite("connection_bytes_per_s", &FrontSettings::connection_bytes_per_s)
+      .def_readwrite("passing_max", &FrontSettings::passing_max)
       .def_readwrite("threads", &FrontSettings::threads);
   py::class_<Figures>(module, "Figures")
       .def_readonly("accepted", &Figures::accepted)
@@ -157,20 +162,19 @@ void bind_front(py::module_& module) {
       .def(
           "answer_batch",
           [](Front& front, uint64_t connection, const std::vector<std::string>& keys, const BucketOf& bucket,
-             std::optional<uint64_t> places_from, const std::string& place_prefix, py::bytes before)
-              -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<uint32_t>>> {
-            const std::string first{std::string_view(before)};
+             const std::optional<WantedOf>& wanted) -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<uint32_t>>> {
             Batch batch;
             {
               const py::gil_scoped_release unlocked;
-              batch = front.answer_batch(connection, keys, rule_of(bucket), places_from.value_or(UINT64_MAX), place_prefix,
-                                         first);
+              batch = front.answer_batch(connection, keys, rule_of(bucket), wanted ? wanted_of(*wanted) : Wanted{});
             }
             if (!batch.is_answered) return std::nullopt;
             return std::tuple(batch.size_bytes, batch.places, std::move(batch.large));
           },
-          py::arg("connection"), py::arg("keys"), py::arg("bucket"), py::arg("places_from"), py::arg("place_prefix"),
-          py::arg("before"))
+          py::arg("connection"), py::arg("keys"), py::arg("bucket"), py::arg("wanted") = py::none())
+      .def("pass_descriptor", &Front::pass, py::arg("connection"), py::arg("bucket"), py::arg("container"), py::arg("before") = "",
+           py::arg("after") = "", release())
+      .def_property_readonly("instance", [](const Front& front) { return py::bytes(front.instance()); })
       .def("finish", &Front::finish, py::arg("connection"))
       .def("drop", &Front::drop, py::arg("connection"))
       .def("notify", &Front::notify, py::arg("connection"), py::arg("unsent_bytes_max"))

@@ -17,15 +17,21 @@ FILES_MAX = 1024
 RUNS_MAX = 8
 FOLLOWS_WITHIN = 8
 """A run goes on within so many strides of what was looked at."""
+ACTIVE_S = 60.0
+"""So long after the last sign a run has its share of what may be fetched ahead."""
+BARRED_ASKS = 64
+"""So many questions about a file have nothing fetched ahead, once something could not be kept."""
 
 
 class Limits(NamedTuple):
-    """For one file: how many blocks are fetched at a time, and how far from what was asked for last. `stride`: of
-    so many blocks one is wanted; the others are other servers'."""
+    """For one file: how many blocks are fetched at a time, and how far from what was asked for last, which all that is
+    read on shares. `stride`: of so many blocks one is wanted; the others are other servers'. `starts`: how many fetches
+    may be begun at once."""
 
     streams: int
     distance_blocks: int
     stride: int = 1
+    starts: int = 1_000_000
 
 
 class Ahead(NamedTuple):
@@ -36,21 +42,23 @@ class Ahead(NamedTuple):
 
 
 class _Run:
-    __slots__ = ("at", "last", "until", "window")
+    __slots__ = ("asked_at", "at", "last", "until", "window")
 
     def __init__(self, block: int) -> None:
         self.last = block
         self.at = block + 1
         self.until = block + 1
         self.window = 0
+        self.asked_at = 0.0
 
 
 class _File:
-    __slots__ = ("running", "runs")
+    __slots__ = ("barred", "running", "runs")
 
     def __init__(self) -> None:
         self.runs: list[_Run] = []
         self.running = 0
+        self.barred = 0
 
 
 class ReadAhead(Generic[F]):
@@ -58,15 +66,21 @@ class ReadAhead(Generic[F]):
 
     def __init__(self) -> None:
         self._files: OrderedDict[F, _File] = OrderedDict()
+        self._active: OrderedDict[_Run, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def asked(self, name: F, block: int, count: int, limits: Limits, wants: Callable[[int], bool]) -> Ahead:
+    def asked(
+        self, name: F, block: int, count: int, limits: Limits, wants: Callable[[int], bool], now: float
+    ) -> Ahead:
         """A reader asked for a block that is not here yet. `count`: of the file's blocks."""
         file = self._files.setdefault(name, _File())
         self._files.move_to_end(name)
         self._forget_oldest()
+        if file.barred:
+            file.barred -= 1
+            return Ahead((), "what was fetched of it could not be kept")
         follows = FOLLOWS_WITHIN * limits.stride
         run = next((run for run in file.runs if run.last <= block < run.at + follows), None)
         if run is None:
@@ -79,7 +93,8 @@ class ReadAhead(Generic[F]):
         file.runs.insert(0, run)
         run.last = block
         run.at = max(run.at, block + 1)
-        run.window = min(max(limits.streams * limits.stride, 2 * run.window), limits.distance_blocks)
+        distance_blocks = limits.distance_blocks // self._share(run, now)
+        run.window = min(max(limits.streams * limits.stride, 2 * run.window), distance_blocks)
         run.until = max(run.until, min(count, block + 1 + run.window))
         return self._more(file, limits, wants)
 
@@ -88,17 +103,35 @@ class ReadAhead(Generic[F]):
         file = self._files.get(name)
         if file is None:
             return Ahead((), "it is not read any more")
-        file.running = max(0, file.running - 1)
+        self.left(name)
         return self._more(file, limits, wants)
 
+    def left(self, name: F) -> None:
+        """A block that was fetched ahead comes no more."""
+        file = self._files.get(name)
+        if file is not None:
+            file.running = max(0, file.running - 1)
+
     def stop(self, name: F) -> None:
-        """What is fetched of a file cannot be kept: nothing more is fetched until somebody reads on anew."""
-        self._files.pop(name, None)
+        """What is fetched of a file cannot be kept: nothing more is for a while."""
+        file = self._files.get(name)
+        if file is not None:
+            file.runs.clear()
+            file.barred = BARRED_ASKS
+
+    def _share(self, run: _Run, now: float) -> int:
+        """How many runs there are for what may be fetched ahead."""
+        run.asked_at = now
+        self._active[run] = None
+        self._active.move_to_end(run)
+        while next(iter(self._active)).asked_at < now - ACTIVE_S:
+            self._active.popitem(last=False)
+        return len(self._active)
 
     def _more(self, file: _File, limits: Limits, wants: Callable[[int], bool]) -> Ahead:
-        blocks = []
+        blocks: list[int] = []
         for run in file.runs:
-            while run.at < run.until and file.running < limits.streams:
+            while run.at < run.until and file.running < limits.streams and len(blocks) < limits.starts:
                 if wants(run.at):
                     blocks.append(run.at)
                     file.running += 1

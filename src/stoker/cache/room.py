@@ -125,10 +125,15 @@ class Room:
         self._used[number] -= size_bytes
         self.used_bytes -= size_bytes
 
-    def over(self) -> Need:
-        """What must leave because the limit is lower than it was; whatever the policies are."""
+    def over(self, *, with_pinned: bool = False) -> Need:
+        """What must leave because the limit is lower than it was; whatever the policies are, but what is pinned only
+        `with_pinned`."""
         over = self.used_bytes - (self.limit_bytes - self._spare_bytes)
-        lots = frozenset(number for number, used in self._used.items() if used)
+        lots = frozenset(
+            number
+            for number, used in self._used.items()
+            if used and (with_pinned or not self._lots[number].is_pinned)
+        )
         return Need(max(0, over), lots if over > 0 else frozenset(), False, "the limit is lower than it was")
 
     def _from(self, lot: Lot, missing_bytes: int, among: list[Lot], what: str) -> Need:

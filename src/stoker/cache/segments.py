@@ -123,6 +123,10 @@ class Segments:
         segment = self._segments.get(number)
         return segment is not None and self._is_at_rest(number, segment)
 
+    def at_rest(self) -> list[int]:
+        """All that are sealed, and to which nothing is being written."""
+        return [number for number, segment in self._segments.items() if self._is_at_rest(number, segment)]
+
     def adopt(self, number: int, lot: int, size_bytes: int, written_s: int) -> None:
         """Take in a segment from before; sealed, and the oldest first."""
         self._segments[number] = _Segment(lot, lot, size_bytes, written_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from stoker.base.units import parse_size_bytes
 from stoker.cache.fleet.open import parse_member
 from stoker.cache.maglev import WEIGHT_MAX
 from stoker.cache.server.buckets import check_bucket
+from stoker.cache.server.listening import OWN_USER_MODE
 from stoker.cache.server.server import Listening, ServerSettings, serve
 from stoker.cli.cache_ask import add_questions
 from stoker.cli.cache_load import add_load_parser
@@ -55,6 +57,7 @@ The file says the same, and arguments beat it:
   policy = "uniform"        # lru (default) or uniform
   ttl_s = 3600.0
   stale_if_error_s = 86400.0
+  identity = ""             # the same at all servers of a fleet where one data set has different URLs
 
 Objects are then at http://HOST:PORT/BUCKET/KEY. Stop it with Ctrl-C or SIGTERM: it finishes what was asked
 and exits with 0.
@@ -66,6 +69,9 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
 
     listen: str | None = None
     unix: str | None = None
+    socket_mode: str | None = None
+    egress: str | int | None = None
+    connection_egress: str | int | None = None
     dir: str | None = None
     capacity: str | int | None = None
     tokens: list[str] = []
@@ -74,7 +80,7 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     advertise: str = ""
     name: str = ""
     zone: str = ""
-    weight: int = 1
+    weight: int | None = None
 
 
 def add_cache_parser(subparsers: Any) -> None:
@@ -95,8 +101,21 @@ def add_cache_parser(subparsers: Any) -> None:
         "--listen", metavar="HOST:PORT", help="default 127.0.0.1:7070; port 0 takes a free one"
     )
     server.add_argument("--unix", metavar="PATH", help="a Unix socket to listen on as well")
+    server.add_argument(
+        "--socket-mode",
+        metavar="MODE",
+        help="who may connect to the Unix socket, as chmod has it; default 0600: this user only",
+    )
     server.add_argument("--dir", metavar="DIR", help="where blocks are kept; one server each")
     server.add_argument("--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB")
+    server.add_argument(
+        "--egress",
+        metavar="SIZE",
+        help="content that goes out each second at most, such as 2GB; default: no limit",
+    )
+    server.add_argument(
+        "--connection-egress", metavar="SIZE", help="the same, on each connection; default: no limit"
+    )
     server.add_argument(
         "--bucket", metavar="NAME=ORIGIN_URL", action="append", default=[], help="a bucket to serve (repeats)"
     )
@@ -121,7 +140,10 @@ def add_cache_parser(subparsers: Any) -> None:
     server.add_argument("--name", metavar="NAME", help="this server's in its fleet; default: its address")
     server.add_argument("--zone", metavar="ZONE", help="where it stands: copies go to other zones first")
     server.add_argument(
-        "--weight", metavar="N", type=int, help="its share of the blocks beside the others'; default 1"
+        "--weight",
+        metavar="N",
+        type=int,
+        help="its share of the blocks beside the others'; default 1, or what a list says",
     )
     server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
     server.set_defaults(handler=_serve)
@@ -154,10 +176,15 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         check_bucket(name, spec)
     return ServerSettings(
         folder=Path(folder),
-        capacity_bytes=_size(capacity),
+        capacity_bytes=_size("--capacity", capacity),
         host=host,
         port=port,
         unix_path=arguments.unix or file.unix,
+        unix_mode=_mode(arguments.socket_mode or file.socket_mode),
+        egress_bytes_per_s=_size("--egress", arguments.egress or file.egress or 0),
+        connection_bytes_per_s=_size(
+            "--connection-egress", arguments.connection_egress or file.connection_egress or 0
+        ),
         buckets=buckets,
         tokens=arguments.token or file.tokens,
         environment=environment(),
@@ -180,8 +207,16 @@ def _name(name: str) -> str:
         raise ConfigError(str(error)) from error
 
 
-def _weight(weight: int) -> int:
-    if not 0 <= weight <= WEIGHT_MAX:
+def _mode(text: str | None) -> int:
+    if text is None:
+        return OWN_USER_MODE
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise ConfigError(f"--socket-mode is what chmod takes, such as 0660 or 0666, not {text!r}")
+    return int(text, 8)
+
+
+def _weight(weight: int | None) -> int | None:
+    if weight is not None and not 0 <= weight <= WEIGHT_MAX:
         raise ConfigError(f"--weight is 0 to {WEIGHT_MAX}, not {weight}")
     return weight
 
@@ -224,8 +259,11 @@ def _split_pair(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _size(text: str | int) -> int:
+def _size(option: str, text: str | int) -> int:
     try:
-        return text if isinstance(text, int) else parse_size_bytes(text)
+        size_bytes = text if isinstance(text, int) else parse_size_bytes(text)
+        if size_bytes < 0:
+            raise ValueError(f"{text!r} is negative")
     except ValueError as error:
-        raise ConfigError(f"--capacity: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
+    return size_bytes

@@ -38,7 +38,7 @@ def add_load_parser(commands: Any) -> None:
     load.add_argument("--jobs", metavar="N", type=count, default=4, help="so many requests at a time (4)")
     load.add_argument(
         "--replicas", metavar="N", type=count, default=0,
-        help="hold it on so many servers of the fleet; default: as many as the bucket says",
+        help="hold it on so many servers of the fleet, at most its max_replicas; default: as the bucket says",
     )  # fmt: skip
     load.add_argument(
         "--manifest", metavar="FILE",

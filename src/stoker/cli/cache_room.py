@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from stoker.base.units import format_bytes
 from stoker.cache.client.servers import Servers
+from stoker.cache.segments import segment_bytes_for
 from stoker.errors import CacheUnavailable, ObjectNotFound
 from stoker.wire.cache_api import BucketStatus, CacheStatus
 
@@ -28,8 +29,8 @@ class Sum(NamedTuple):
 
 
 class Space(NamedTuple):
-    """What servers have for a bucket, in bytes, all together: their limits, what other buckets take of them, and what
-    the bucket has already. `unreachable`: servers that are not counted.
+    """What the servers with a bucket have for it, in bytes, all together: their limits, what other buckets take of
+    them, and what the bucket has already. `unreachable`: servers that are not counted.
 
     `room_bytes`: what the bucket may hold, for nothing of another one leaves for what is loaded, and it has a quota
     (`quota_bytes`; 0: it has none somewhere). `parts`: prefixes with rules of their own, and their quotas. `copies`: on
@@ -66,27 +67,35 @@ def space_for(servers: Servers, urls: Sequence[str], bucket: str) -> Space:
 
 
 def space_of(found: Sequence[CacheStatus], bucket: str, unreachable: Sequence[str] = ()) -> Space:
-    """What servers that say this of themselves have for a bucket. Pure."""
-    rows = [next((row for row in status.buckets if row.name == bucket), None) for status in found]
-    own = [0 if row is None else row.held_bytes for row in rows]
-    others = [max(0, status.held_bytes - own_bytes) for status, own_bytes in zip(found, own, strict=True)]
-    room_bytes = 0
-    for status, row, others_bytes in zip(found, rows, others, strict=True):
-        left_bytes = max(0, status.capacity_bytes - others_bytes)
-        room_bytes += min(left_bytes, row.quota_bytes) if row is not None and row.quota_bytes else left_bytes
-    known = [row for row in rows if row is not None]
+    """What servers that say this of themselves have for a bucket; those that do not have it can hold nothing of it.
+    Pure."""
+    rows = {n: row for n, status in enumerate(found) for row in status.buckets if row.name == bucket}
+    known = list(rows.values())
+    others_bytes = room_bytes = 0
+    for number, row in rows.items():
+        status = found[number]
+        # What has left of it, and still takes room in its segments, makes room for it.
+        other_bytes = max(0, status.held_bytes - max(row.used_bytes, row.held_bytes))
+        left_bytes = max(0, status.capacity_bytes - _spare_bytes(status.capacity_bytes) - other_bytes)
+        room_bytes += min(left_bytes, row.quota_bytes) if row.quota_bytes else left_bytes
+        others_bytes += other_bytes
     quotas = [row.quota_bytes for row in known]
     return Space(
-        servers=len(found),
-        capacity_bytes=sum(status.capacity_bytes for status in found),
-        others_bytes=sum(others),
-        own_bytes=sum(own),
+        servers=len(known),
+        capacity_bytes=sum(found[number].capacity_bytes for number in rows),
+        others_bytes=others_bytes,
+        own_bytes=sum(row.held_bytes for row in known),
         unreachable=tuple(unreachable),
         room_bytes=room_bytes,
         quota_bytes=sum(quotas) if all(quotas) else 0,
         parts=_parts(known),
         copies=max((row.max_replicas for row in known), default=1) or 1,
     )
+
+
+def _spare_bytes(capacity_bytes: int) -> int:
+    """What a server keeps free to write segments anew, as its store does."""
+    return min(segment_bytes_for(capacity_bytes) // 2, capacity_bytes // 4)
 
 
 def _parts(rows: Sequence[BucketStatus]) -> dict[str, int]:

@@ -6,7 +6,7 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/health                                 200 while the server serves
     GET  /-/status                                 CacheStatus as JSON
     GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
-    POST /-/read                                   ReadRequest -> frames
+    POST /-/read                                   ReadRequest -> frames (`cache_batch.py`)
     PUT  /-/buckets/NAME                           BucketSpec -> BucketAdded; adds a bucket, at all servers of the
                                                    fleet; with ?check=1 it is only said whether it could be added
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
@@ -21,21 +21,13 @@ Routes (all else under `/BUCKET/KEY` is an object):
     GET  /-/summary                                what it holds, as `cache/summary.py` encodes it; for its fleet only
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
-HOPS_MAX it is answered from what is here or from the origin.
-
-A frame is a kind (u8), a length (u32, big endian) and that many bytes. The frames of one key are DATA*
-then LAST or ERROR; keys come in the order of the request. An ERROR frame holds an ErrorBody in msgpack and
-voids the DATA frames of its key.
-
-The short circuit: a reader on the same machine may ask for paths in place of long records. One FOLDER frame
-(a StoreFolder in msgpack) then comes before all others, and a PLACE frame may stand for a key: the record's
-length (u32, big endian), where it begins (u64), and the path of a file below that folder. A file of that name never has
-other bytes there; it may be gone when the reader opens it, and the reader then asks again without places.
+HOPS_MAX it is answered from what is here or from the origin. `Stoker-Origin: MARK` stands for the origin that they
+have the bucket from (`Bucket.mark`): who has a bucket of that name from another one answers 409. GETs of objects say it
+together with If-Match.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -46,21 +38,13 @@ from stoker import errors
 OWN_PREFIX = "/-/"
 HOPS = "Stoker-Hops"
 HOPS_MAX = 2
+ORIGIN = "Stoker-Origin"
 PROTOCOL = 1
 """Of what servers of a fleet say to each other; those of another one do not use each other."""
 RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
-FRAME = struct.Struct("!BI")
-FRAME_DATA = 0
-FRAME_LAST = 1
-FRAME_ERROR = 2
-FRAME_FOLDER = 3
-FRAME_PLACE = 4
-PLACE = struct.Struct("!IQ")
-
-READ_KEYS_MAX = 65536
 LOAD_KEYS_MAX = 1024
 HELD_BLOCKS_MAX = 4096
 LIST_LIMIT_MAX = 10_000
@@ -94,13 +78,15 @@ class ObjectStat(msgspec.Struct, frozen=True):
 class FleetMember(msgspec.Struct, frozen=True):
     """One cache server of a fleet: where others reach it, its share beside theirs, and where it stands.
 
-    A weight of 0: it is leaving, and owns nothing any more.
+    A weight of 0: it is leaving, and owns nothing any more. `instance`: see FleetStatus; empty in lists that are
+    written by hand.
     """
 
     name: str
     url: str
     weight: int = 1
     zone: str = ""
+    instance: str = ""
 
 
 class SummaryStatus(msgspec.Struct, frozen=True):
@@ -197,27 +183,6 @@ class HeldAnswer(msgspec.Struct, frozen=True):
     why: dict[int, str] = {}
 
 
-class ReadRequest(msgspec.Struct, frozen=True):
-    """Whole objects of one bucket, to be answered in this order.
-
-    `places_from_bytes`: objects of this size and more may be answered by PLACE frames; None if none may.
-    `had_bad_places`: the files that the server named for these keys were not there, or too short.
-    """
-
-    bucket: str
-    keys: list[str]
-    places_from_bytes: int | None = None
-    had_bad_places: bool = False
-
-
-class StoreFolder(msgspec.Struct, frozen=True):
-    """The folder of a server's files. Device and inode tell a reader whether its own `path` is the same one."""
-
-    path: bytes
-    device: int
-    inode: int
-
-
 class PrefixSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What lies under a prefix of a bucket: a share of the disk (0: none of its own), or pinned: never evicted."""
 
@@ -253,6 +218,9 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far ahead of what was asked for last, at most."""
     prefixes: tuple[PrefixSpec, ...] = ()
     """Parts of the bucket with rules of their own; the longest prefix counts."""
+    identity: str = ""
+    """The same at all servers of a fleet that may give each other what they hold of it, where they reach one data set
+    by different URLs; empty: the origin's URL."""
 
 
 class BucketAdded(msgspec.Struct, frozen=True):
@@ -294,7 +262,7 @@ class BucketStatus(msgspec.Struct, frozen=True):
     hit_bytes: int
     origin_bytes: int
     origin_requests: int
-    path_hits: int = 0
+    local_hits: int = 0
     origin_state: str = "closed"
     """`open`: the origin failed again and again and is left alone for a while; `probing`: one request goes to see."""
     origin_retries: int = 0
@@ -315,7 +283,7 @@ class BucketStatus(msgspec.Struct, frozen=True):
 class CacheStatus(msgspec.Struct, frozen=True):
     """Figures of one server since it started. `hits` and `misses` count objects asked for, not blocks.
 
-    `path_hits` are those of the hits that the reader was given a path for.
+    `local_hits` are those of the hits whose bytes the reader reads itself, from a descriptor that it was passed.
     """
 
     version: str
@@ -331,7 +299,7 @@ class CacheStatus(msgspec.Struct, frozen=True):
     origin_requests: int
     buckets: list[BucketStatus]
     notes: list[str] = []
-    path_hits: int = 0
+    local_hits: int = 0
     fleet: FleetStatus | None = None
     """None: it is in none."""
 
@@ -358,6 +326,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "unavailable": ErrorCode(503, errors.CacheUnavailable),
     "short_body": ErrorCode(502, errors.ShortBody),
     "origin": ErrorCode(502, errors.OriginError),
+    "another_origin": ErrorCode(409, errors.AnotherOrigin),
     "denied": ErrorCode(403, errors.AccessDenied),
     "no_token": ErrorCode(401, errors.AccessDenied),
     "environment": ErrorCode(503, errors.EnvironmentProblem),
@@ -391,7 +360,9 @@ def failure_of(status: int, body: bytes | bytearray) -> errors.StokerError:
     """The typed error for an answer that is one; WireError where its body is no ErrorBody."""
     try:
         return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
-    except msgspec.DecodeError:
+    except ValueError:
+        if status == 503:
+            return errors.CacheUnavailable("the server is leaving, or has no room for more connections")
         return errors.WireError(f"the server answered {status}: {bytes(body[:200])!r}")
 
 

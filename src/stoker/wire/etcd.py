@@ -170,7 +170,8 @@ class EtcdClient:
                 self._permitted.add(path)
                 return answered
             except _EndpointFailed as failure:
-                why = str(failure)
+                if tries == 0 or left_s >= try_s:  # one that had no time left says nothing of why
+                    why = str(failure)
             except AccessDenied as denied:
                 if path not in self._permitted:
                     raise

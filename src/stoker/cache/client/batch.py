@@ -6,43 +6,30 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stoker.cache.client.local_files import LocalFiles, OpenedFiles
+from stoker.cache.client.descriptors import Places
 from stoker.errors import WireError
-from stoker.wire.cache_api import (
+from stoker.wire.cache_api import ErrorBody, error_of
+from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
+    FRAME_DESCRIPTORS,
     FRAME_ERROR,
-    FRAME_FOLDER,
     FRAME_LAST,
     FRAME_PLACE,
     PLACE,
-    ErrorBody,
-    error_of,
 )
 
 
 def split_frames(
-    body: bytes | bytearray, bucket: str, keys: Sequence[str], files: LocalFiles | None = None
+    body: bytes | bytearray, bucket: str, keys: Sequence[str], places: Places | None = None
 ) -> list[bytes | None]:
-    """The objects in the order of `keys`; None for one whose file is not there.
+    """The objects in the order of `keys`; None for one whose place cannot be read.
 
     Raises the typed error of the first that failed; WireError.
     """
-    with OpenedFiles() as opened:
-        return _split(body, bucket, keys, files, opened)
-
-
-def _split(
-    body: bytes | bytearray,
-    bucket: str,
-    keys: Sequence[str],
-    files: LocalFiles | None,
-    opened: OpenedFiles,
-) -> list[bytes | None]:
     unpack, size = FRAME.unpack_from, FRAME.size
     view = memoryview(body)
     items: list[bytes | None] = []
-    folder: bytes | None = None
     parts: list[bytes] = []
     position, end = 0, len(body)
     while position < end:
@@ -57,14 +44,13 @@ def _split(
             data = bytes(view[start:position])
             items.append(b"".join((*parts, data)) if parts else data)
             parts = []
-        elif kind == FRAME_PLACE and files is not None and length > PLACE.size:
-            item_bytes, offset = PLACE.unpack_from(body, start)
-            path = bytes(view[start + PLACE.size : position])
-            items.append(None if folder is None else opened.read(folder + path, offset, item_bytes))
+        elif kind == FRAME_PLACE and places is not None and length == PLACE.size:
+            item_bytes, container, offset = PLACE.unpack_from(body, start)
+            items.append(places.read(container, offset, item_bytes))
         elif kind == FRAME_DATA:
             parts.append(bytes(view[start:position]))
-        elif kind == FRAME_FOLDER and files is not None:
-            folder = files.find(bytes(view[start:position]))
+        elif kind == FRAME_DESCRIPTORS and places is not None:
+            places.take(bytes(view[start:position]))
         elif kind == FRAME_ERROR:
             raise _error(bytes(view[start:position]), bucket, keys, len(items))
         else:

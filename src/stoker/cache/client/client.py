@@ -10,12 +10,11 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from stoker.cache.client.batch import split_frames
-from stoker.cache.client.local_files import LocalFiles
+from stoker.cache.client.descriptors import Descriptors, Places
 from stoker.cache.client.transport import Transport
 from stoker.errors import OriginError, WireError
 from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
-    READ_KEYS_MAX,
     BucketAdded,
     BucketSpec,
     CacheStatus,
@@ -28,10 +27,10 @@ from stoker.wire.cache_api import (
     ObjectPage,
     ObjectStat,
     Pins,
-    ReadRequest,
     Refreshed,
     target_below,
 )
+from stoker.wire.cache_batch import READ_KEYS_MAX, ReadRequest
 from stoker.wire.http import check_key, etag_of, object_target, version_of
 
 T = TypeVar("T")
@@ -53,8 +52,8 @@ class CacheClient:
     `timeout_s` is the longest silence of the server, in seconds, before CacheUnavailable. Every method may
     raise CacheUnavailable, AccessDenied and WireError.
 
-    `short_circuit`: at a Unix socket, let the server name the files of long records (`read_many` only, objects
-    of one block only) and read them here. The server does so for its own user; others get the bytes.
+    `short_circuit`: at a Unix socket, let the server pass descriptors of what holds long records (`read_many` only,
+    objects of one block only) and read them here.
     """
 
     def __init__(
@@ -65,9 +64,8 @@ class CacheClient:
         timeout_s: float = 30.0,
         short_circuit: bool = True,
     ) -> None:
-        self._transport = Transport(endpoint, token, timeout_s)
-        is_near = short_circuit and self._transport.endpoint.path is not None
-        self._files = LocalFiles() if is_near else None
+        self._transport = Transport(endpoint, token, timeout_s, takes_descriptors=short_circuit)
+        self._descriptors = Descriptors() if self._transport.takes_descriptors else None
 
     @property
     def endpoint(self) -> str:
@@ -115,7 +113,7 @@ class CacheClient:
         items: list[bytes] = []
         for first in range(0, len(keys), READ_KEYS_MAX):
             part = list(keys[first : first + READ_KEYS_MAX])
-            found = self._read_batch(bucket, part, self._files)
+            found = self._read_batch(bucket, part, self._descriptors)
             gone = [position for position, item in enumerate(found) if item is None]
             if gone:
                 again = self._read_batch(bucket, [part[position] for position in gone], None)
@@ -124,21 +122,24 @@ class CacheClient:
             items += [item for item in found if item is not None]
         return items
 
-    def _read_batch(self, bucket: str, keys: list[str], files: LocalFiles | None) -> list[bytes | None]:
-        """None stands for what the server has in a file that is not there; only with `files`."""
-        had_bad_places = files is None and self._files is not None and self._files.is_used
+    def _read_batch(
+        self, bucket: str, keys: list[str], descriptors: Descriptors | None
+    ) -> list[bytes | None]:
+        """None stands for what cannot be read here; only with `descriptors`."""
+        held = None if descriptors is None else descriptors.held()
         parts = [keys]
-        if files is not None and files.is_used and _FIRST_KEYS < len(keys) <= _PIPELINED_KEYS_MAX:
-            # While the files of the first part are read, the server looks up the others.
+        if held is not None and held.files and _FIRST_KEYS < len(keys) <= _PIPELINED_KEYS_MAX:
+            # While the first part is read here, the server looks up the others.
             parts = [keys[:_FIRST_KEYS], keys[_FIRST_KEYS:]]
-        from_bytes = None if files is None else files.from_bytes
-        bodies = [
-            msgspec.msgpack.encode(ReadRequest(bucket, part, from_bytes, had_bad_places)) for part in parts
-        ]
+        wanted = None if held is None else held.wanted
+        bodies = [msgspec.msgpack.encode(ReadRequest(bucket, part, wanted)) for part in parts]
         items: list[bytes | None] = []
         with closing(self._transport.post_all("/-/read", bodies)) as answers:
-            for part, body in zip(parts, answers, strict=True):
-                items += split_frames(body, bucket, part, files)
+            for part, (body, arrived) in zip(parts, answers, strict=True):
+                places = None
+                if descriptors is not None and held is not None:
+                    places = Places(descriptors, held, arrived)
+                items += split_frames(body, bucket, part, places)
         return items
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:
@@ -242,8 +243,10 @@ class CacheClient:
         return items
 
     def close(self) -> None:
-        """Close the pooled connections. The client may be used again."""
+        """Close the pooled connections and what the server has passed. The client may be used again."""
         self._transport.close()
+        if self._descriptors is not None:
+            self._descriptors.clear()
 
     def __enter__(self) -> CacheClient:
         return self

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import array
 import socket
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from stoker.cache.client.descriptors import Descriptor
 from stoker.errors import ConfigError, WireError
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
 
 _RECEIVE_BYTES = 256 * 1024
+_CONTROL_BYTES = socket.CMSG_SPACE(253 * array.array("i").itemsize)
+"""As many descriptors as the kernel lets go with one message."""
+
+
+class BrokenOff(ConnectionResetError):
+    """An answer that had begun was not ended."""
 
 
 class Endpoint:
@@ -47,10 +56,15 @@ class Endpoint:
 
 
 class Connection:
-    """Sends a request and reads its response; not for two threads at once. All methods may raise OSError."""
+    """Sends a request and reads its response; not for two threads at once. All methods may raise OSError.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `arrived`: descriptors that came since it was taken out of the pool, where they are taken.
+    """
+
+    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
         self._socket = sock
+        self._takes_descriptors = takes_descriptors
+        self.arrived: list[Descriptor] = []
         self._buffer = b""
         self.is_reusable = True
         self.was_used = False
@@ -77,18 +91,44 @@ class Connection:
         return head
 
     def body(self, head: ResponseHead) -> bytes | bytearray:
-        """The whole body."""
+        """The whole body. Raises BrokenOff where it is not ended."""
         length = head.content_length
-        body = self._chunks() if length is None else self._exactly(length)
+        try:
+            body = self._chunks() if length is None else self._exactly(length)
+        except BrokenOff:
+            raise
+        except (ConnectionResetError, ConnectionAbortedError) as error:
+            raise BrokenOff(f"the connection ended in the middle of an answer: {error}") from error
         self.is_reusable = not head.closes
         self.was_used = True
         return body
 
     def _receive(self) -> bytes:
-        data = self._socket.recv(_RECEIVE_BYTES)
+        if self._takes_descriptors:
+            data, control, _, _ = self._socket.recvmsg(
+                _RECEIVE_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+            self._take(control)
+        else:
+            data = self._socket.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("the server closed the connection")
         return data
+
+    def _receive_into(self, view: memoryview) -> int:
+        if not self._takes_descriptors:
+            return self._socket.recv_into(view)
+        received, control, _, _ = self._socket.recvmsg_into([view], _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        self._take(control)
+        return received
+
+    def _take(self, control: Iterable[tuple[int, int, bytes]]) -> None:
+        """Some may be missing, where too many are open: who needs them finds that out."""
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self.arrived += [Descriptor(number) for number in numbers]
 
     def _exactly(self, size_bytes: int) -> bytes | bytearray:
         have = len(self._buffer)
@@ -101,9 +141,9 @@ class Connection:
         self._buffer = b""
         view = memoryview(buffer)
         while have < size_bytes:
-            received = self._socket.recv_into(view[have:])
+            received = self._receive_into(view[have:])
             if not received:
-                raise ConnectionResetError("the server closed the connection in the middle of an object")
+                raise BrokenOff("the server closed the connection in the middle of an object")
             have += received
         return buffer
 
@@ -113,7 +153,8 @@ class Connection:
             while (end := self._buffer.find(b"\r\n")) < 0:
                 self._buffer += self._receive()
             try:
-                size_bytes = int(self._buffer[:end], 16)
+                if (size_bytes := int(self._buffer[:end], 16)) < 0:
+                    raise ValueError(f"{size_bytes} is no size")
             except ValueError as error:
                 raise WireError("the server sent a chunk without a size") from error
             self._buffer = self._buffer[end + 2 :]

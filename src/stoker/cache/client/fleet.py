@@ -194,7 +194,7 @@ class FleetClient(CacheClient):
         self._viewed_at = now  # those who were known stay known
 
     def _take(self, status: FleetStatus, url: str) -> None:
-        self._viewed_at = time.monotonic()
+        now = time.monotonic()
         members = status.members
         if len(members) < 2:
             # One that is alone may not know under which address it was reached.
@@ -207,7 +207,8 @@ class FleetClient(CacheClient):
         for name in status.down:
             if name in self._urls:
                 url = self._urls[name]
-                self._down[url] = max(self._down.get(url, 0.0), self._viewed_at + DOWN_S)
+                self._down[url] = max(self._down.get(url, 0.0), now + DOWN_S)
+        self._viewed_at = now  # at last: other threads need all of it
 
     def _lost(self, url: str) -> None:
         self._down[url] = time.monotonic() + DOWN_S

@@ -63,7 +63,7 @@ class EtcdMembership:
             self._reach.worked("reading")
             found = []
             for pair in answer.kvs:
-                with contextlib.suppress(msgspec.DecodeError):
+                with contextlib.suppress(ValueError):  # it need not even be text
                     found.append(msgspec.json.decode(pair.value, type=FleetMember))
             if found != known:
                 known = found

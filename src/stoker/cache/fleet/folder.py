@@ -151,7 +151,7 @@ class FolderMembership:
                 continue
             try:
                 found.append(msgspec.json.decode(said, type=_Written).member)
-            except msgspec.DecodeError as error:
+            except ValueError as error:  # it need not even be text
                 log.debug("%s is no member: %s", name, error)
         for name in self._seen.keys() - names:
             del self._seen[name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from msgspec.structs import replace
+
 from stoker.errors import ConfigError
 from stoker.wire.cache_api import FleetMember
 
@@ -19,6 +21,10 @@ class StaticMembership:
     @property
     def problem(self) -> str | None:
         return None
+
+    def listed(self, name: str) -> FleetMember | None:
+        """The member of that name, as the list has it."""
+        return next((member for member in self._members if member.name == name), None)
 
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         while True:
@@ -39,3 +45,14 @@ class StaticMembership:
 
     async def leave(self) -> None:
         self._changed.set()
+
+
+def as_listed(me: FleetMember, weight: int | None, listed: FleetMember) -> FleetMember:
+    """This server as the others have it in their lists: if it gave itself another share or zone, they and it would
+    disagree about who owns what. `weight`: what it was told; None: nothing. Raises ConfigError."""
+    if weight not in (None, listed.weight) or me.zone not in ("", listed.zone):
+        raise ConfigError(
+            f"this server is to have weight {me.weight} and zone {me.zone!r}, and its fleet's list says weight "
+            f"{listed.weight} and zone {listed.zone!r} of {me.name}: say it in the list, the same at all servers"
+        )
+    return replace(me, weight=listed.weight, zone=listed.zone)

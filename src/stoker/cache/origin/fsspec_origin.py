@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import threading
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -17,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import fsspec
 
+from stoker.cache.origin.open import without_query, without_secrets
 from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, ObjectNotFound, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
@@ -38,6 +42,9 @@ _VERSION_FIELDS = (
     "Last-Modified",
 )
 _ABSENT_STATUSES = (404, 410)
+_CONNECTED = frozenset(("sftp", "ssh", "ftp"))
+"""File systems over one connection, which they do not make again, and which carries one request at a time: FTP mixes up
+the answers of several, and paramiko's SFTP may wait for ever."""
 
 
 class FsspecOrigin:
@@ -49,16 +56,39 @@ class FsspecOrigin:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"cannot open the origin {url.partition('?')[0]}: {error}") from error
-        self.url = url.partition("?")[0]
+        self.url = _shown(url)
         self.counters = OriginCounters()
+        self._opened_url = url
+        scheme = url.partition("://")[0]
+        self._is_connected = scheme in _CONNECTED
+        # Requests that wait for their turn take none of the threads in which others read.
+        self._threads = ThreadPoolExecutor(1, "stoker-cache-origin") if self._is_connected else None
+        self._opening = threading.Lock()
+        self._fs: Any = None
+        try:
+            root = self._open()
+        except Exception as error:
+            raise ConfigError(
+                f"cannot open the origin {self.url}: {without_secrets(str(error), url)}"
+            ) from error
         # Of a web server the paths are URLs: keys are quoted in them, and a query stands behind them.
-        self._is_web = str(root).startswith(("http://", "https://"))
-        root, mark, query = str(root).partition("?") if self._is_web else (str(root), "", "")
+        self._is_web = root.startswith(("http://", "https://"))
+        root, mark, query = root.partition("?") if self._is_web else (root, "", "")
         self._root, self._query = root.rstrip("/"), mark + query
+
+    def _open(self) -> str:
+        """Connect, where that is needed. The path in the file system."""
+        # SFTP has no such cache, and takes no such option.
+        options = {} if self._opened_url.startswith(("sftp:", "ssh:")) else {"use_listings_cache": False}
+        self._fs, root = fsspec.core.url_to_fs(self._opened_url, skip_instance_cache=True, **options)
+        return str(root)
+
+    def _files(self) -> Any:
+        """The file system; opened again where its connection was given up."""
+        with self._opening:
+            if self._fs is None:
+                self._open()
+            return self._fs
 
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
@@ -93,6 +123,8 @@ class FsspecOrigin:
 
     async def close(self) -> None:
         self._fs = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _check_version(self, key: str, version: str) -> None:
         """Raises ObjectNotFound, ObjectChanged."""
@@ -102,7 +134,8 @@ class FsspecOrigin:
 
     async def _call(self, key: str, function: Any, *arguments: Any) -> Any:
         try:
-            return await asyncio.to_thread(function, key, *arguments)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, function, key, *arguments)
         except StokerError:
             raise
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -112,10 +145,13 @@ class FsspecOrigin:
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
                 raise not_found(self.url, key) from error
+            if self._is_connected:
+                self._fs = None
             raise self._failed(key, error) from error
 
     def _failed(self, key: str, error: BaseException | None) -> OriginError:
-        return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {str(error)[:300]}")
+        said = without_secrets(str(error), self._opened_url)[:300]
+        return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {said}")
 
     def _path(self, key: str) -> str:
         if any(part in ("", ".", "..") for part in key.split("/")):
@@ -123,7 +159,7 @@ class FsspecOrigin:
         return f"{self._root}/{quote(key) if self._is_web else key}{self._query}"
 
     def _stat(self, key: str) -> ObjectInfo:
-        meta = self._fs.info(self._path(key))
+        meta = self._files().info(self._path(key))
         # A web server answers for a folder with a page, at the folder's URL.
         if meta["type"] != "file" or (self._is_web and str(meta.get("url")).partition("?")[0].endswith("/")):
             raise not_found(self.url, key)
@@ -135,7 +171,7 @@ class FsspecOrigin:
         return ObjectInfo(key, int(meta["size"]), _version(meta))
 
     def _read(self, key: str, start: int, stop: int) -> bytes:
-        return bytes(self._fs.cat_file(self._path(key), start=start, end=stop))
+        return bytes(self._files().cat_file(self._path(key), start=start, end=stop))
 
     def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
@@ -162,7 +198,7 @@ class FsspecOrigin:
         """A folder's objects and folders, in the order of the keys: a folder sorts as its name with a slash."""
         self.counters.requests += 1
         try:
-            listed = self._fs.ls(self._folder_path(folder), detail=True)
+            listed = self._files().ls(self._folder_path(folder), detail=True)
         except OSError as error:
             is_absent = (
                 isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ENAMETOOLONG
@@ -208,6 +244,14 @@ class FsspecOrigin:
         except UnicodeEncodeError:
             return None
         return None if name in ("", ".", "..") or "/" in name else name
+
+
+def _shown(url: str) -> str:
+    """The URL without its secrets. Of users there is a mark: what is held of one's is not another's."""
+    shown = without_query(url)
+    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0].partition(":")[0]
+    mark = hashlib.sha256(unquote(user).encode()).hexdigest()[:8]
+    return shown.replace("://", f"://user-{mark}@", 1) if user else shown
 
 
 def _is_outage(cause: BaseException | None) -> bool:

@@ -47,6 +47,11 @@ class GuardedOrigin:
         return self._origin.counters
 
     @property
+    def is_limited(self) -> bool:
+        """Whether who comes later may have to wait for who came before."""
+        return self._limits.bytes_per_s > 0 or self._limits.requests_per_s > 0
+
+    @property
     def is_busy(self) -> bool:
         """Whether one more request would have to wait, or make others wait, or is not let through."""
         now = self._clock.now()
@@ -77,7 +82,14 @@ class GuardedOrigin:
         if self._limits.hedges:
             yield await self.read(key, start, stop, version)
             return
-        attempt = 0
+        async with aclosing(self._streamed(key, start, stop, version, 0)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _streamed(
+        self, key: str, start: int, stop: int, version: str, attempt: int
+    ) -> AsyncGenerator[bytes, None]:
+        """`attempt`: so many were made already."""
         while True:
             attempt += 1
             await self._wait_for_turn(stop - start)
@@ -108,24 +120,29 @@ class GuardedOrigin:
                 raise
 
     async def open(self, key: str, stop: int) -> Opened:
-        """What comes is counted once it is known how much that is. With hedges in two: as `stream`."""
+        """What comes is counted once it is known how much that is, and waits for its turn then. With hedges in two: as
+        `stream`."""
         if self._limits.hedges:
             return await open_in_two(self, key, stop)
-        info, parts = await self._ask(0, lambda: self._origin.open(key, stop))
+        info, parts = await self._ask(0, lambda: self._origin.open(key, stop), is_all=False)
         stop = min(stop, info.size_bytes)
-        self._bytes.delay_s(stop, self._clock.now())
-        return Opened(info, self._followed(key, stop, info.version, parts))
+        delay_s = self._bytes.delay_s(stop, self._clock.now())
+        return Opened(info, self._followed(key, stop, info.version, parts, delay_s))
 
     async def _followed(
-        self, key: str, stop: int, version: str, first: AsyncGenerator[bytes, None]
+        self, key: str, stop: int, version: str, first: AsyncGenerator[bytes, None], delay_s: float
     ) -> AsyncGenerator[bytes, None]:
         """Parts that are coming, and after a failure a request for what is missing."""
         start = 0
         try:
             async with aclosing(first) as parts:
+                await asyncio.sleep(delay_s)
                 async for part in parts:
+                    self._breaker.succeeded()
                     start += len(part)
                     yield part
+                if not start:
+                    self._breaker.succeeded()
                 return
         except (ObjectNotFound, ObjectChanged):
             raise
@@ -134,7 +151,7 @@ class GuardedOrigin:
             if start == stop:
                 raise  # nothing is missing that could be asked for again
             self._bytes.give_back(stop - start)
-        async with aclosing(self.stream(key, start, stop, version)) as parts:
+        async with aclosing(self._streamed(key, start, stop, version, 0 if start else 1)) as parts:
             async for part in parts:
                 yield part
 
@@ -169,7 +186,8 @@ class GuardedOrigin:
     async def close(self) -> None:
         await self._origin.close()
 
-    async def _ask(self, size_bytes: int, request: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, size_bytes: int, request: Callable[[], Awaitable[T]], *, is_all: bool = True) -> T:
+        """`is_all`: with the answer the origin has done what it was asked for; else that is still to be seen."""
         attempt = 0
         while True:
             attempt += 1
@@ -185,7 +203,10 @@ class GuardedOrigin:
                 self._breaker.gave_up()
                 raise
             else:
-                self._breaker.succeeded()
+                if is_all:
+                    self._breaker.succeeded()
+                else:
+                    self._breaker.gave_up()
                 return answer
 
     async def _wait_for_turn(self, size_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -10,6 +11,11 @@ from stoker.cache.origin.memory import MemoryOrigin
 from stoker.cache.origin.port import Origin
 from stoker.cache.origin.throttle import ThrottledOrigin
 from stoker.errors import ConfigError
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+_USER = re.compile("://([^/]*)@")
+_NO_PORT = re.compile(r"(://[^/:@\[]+):(?!:|\d*(?:/|$))[^/]*")
+"""What stands for a port and is none: a password that was not quoted."""
 
 
 def open_origin(url: str, environment: Mapping[str, str] | None = None) -> Origin:
@@ -26,12 +32,21 @@ def open_origin(url: str, environment: Mapping[str, str] | None = None) -> Origi
 
 
 def without_query(url: str) -> str:
-    """The URL as it may be shown: queries and user names can hold secrets."""
-    address = url.partition("?")[0]
-    scheme, separator, rest = address.partition("://")
-    if separator and "@" in rest.partition("/")[0]:
-        rest = rest.partition("@")[2]
-    return f"{scheme}{separator}{rest}"
+    """The URL as it may be shown, also one that leads through others (`zip://inner::sftp://…`): queries and user names
+    can hold secrets, and so can passwords in which an `@` or a `?` is not quoted."""
+    return _NO_PORT.sub(r"\1", _USER.sub("://", url.partition("?")[0]))
+
+
+def without_secrets(text: str, url: str) -> str:
+    """What a library says about an origin at `url`, as it may be shown."""
+    for user in _USER.findall(url):
+        text = text.replace(f"{user}@", "")
+        password = user.partition(":")[2]
+        for secret in {password, unquote(password)} - {""}:
+            text = text.replace(secret, "…")
+    query = url.partition("?")[2]
+    text = text.replace(f"?{query}", "") if query else text
+    return _URL.sub(lambda found: without_query(found[0]), text)
 
 
 def _split(url: str) -> tuple[str, float | None, float, dict[str, str]]:
@@ -66,11 +81,18 @@ def _open(address: str, query: dict[str, str], environment: Mapping[str, str]) -
     if scheme == "file":
         parts = urlsplit(address.replace("#", "%23"))
         if parts.netloc not in ("", "localhost"):
-            raise ConfigError(f"{address!r} names a host; a file URL has three slashes: file:///dir/")
+            raise ConfigError(
+                f"{without_query(address)!r} names a host; a file URL has three slashes: file:///dir/"
+            )
         return LocalOrigin(unquote(parts.path))
     if scheme == "memory":
         return MemoryOrigin(rest)
     if scheme == "s3":
+        if "@" in rest.partition("/")[0]:
+            raise ConfigError(
+                f"{without_query(address)}: what stands before the @ is no part of a bucket's name; give keys as AWS_* "
+                "variables, or as access_key_id and secret_access_key in the query"
+            )
         # Imported only when asked for: obstore and fsspec are slow to import and s3 is an extra.
         from stoker.cache.origin.obstore_origin import open_s3
 

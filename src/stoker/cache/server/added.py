@@ -7,14 +7,12 @@ other is, so that who joins, or was away, has them as well. A bucket of the conf
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.engine import Engine
+from stoker.cache.server.written import read_file, write_file
 from stoker.errors import CacheUnavailable, ConfigError, StokerError
 from stoker.wire.cache_api import BucketAdded, BucketSpec, FleetMember, FleetStatus
 
@@ -37,7 +35,7 @@ class AddedBuckets:
     def notes(self) -> list[str]:
         """What operators should know."""
         differing = [
-            f"bucket {bucket!r} is another one at {member}: {why}"
+            f"bucket {bucket!r} is not the same at {member}: {why}"
             for (member, bucket), why in sorted(self._differing.items())
         ]
         return [*([] if self._problem is None else [self._problem]), *differing]
@@ -45,14 +43,8 @@ class AddedBuckets:
     def restore(self) -> None:
         """Add what was added before this start. What cannot be is said."""
         notes = self._engine.store.notes
-        try:
-            specs = msgspec.json.decode(self._path.read_bytes(), type=dict[str, BucketSpec])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            notes.append(f"{self._path.name} cannot be read ({error}): buckets that were added are not there")
-            return
-        for name, spec in specs.items():
+        specs = read_file(self._path, dict[str, BucketSpec], notes, "buckets that were added are not there")
+        for name, spec in (specs or {}).items():
             self.specs[name] = spec
             configured = self._engine.buckets.get(name)
             if configured is not None:
@@ -145,12 +137,8 @@ class AddedBuckets:
         self._differing[member, name] = why
 
     def _write(self) -> None:
-        temporary = self._path.with_suffix(".new")
         try:
-            temporary.unlink(missing_ok=True)
-            temporary.touch(mode=0o600)  # an origin's URL may have keys in it
-            temporary.write_bytes(msgspec.json.encode(self.specs))
-            os.replace(temporary, self._path)
+            write_file(self._path, self.specs)
         except OSError as error:
             self._problem = (
                 f"added buckets are not there after a restart: cannot write {self._path}: {error.strerror}"

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from stoker.cache.origin.open import without_query
 from stoker.cache.server.added import AddedBuckets
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.buckets import Bucket, check_origin
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
-from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
+from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
 from stoker.cache.server.summaries import Summaries
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.wire.cache_api import (
@@ -144,6 +144,8 @@ class Admin:
                 held = figures.get(bucket.number)
                 rows.append(self._row(bucket, *((0, 0) if held is None else (held.size_bytes, held.pieces))))
         problem = store.problem
+        # They tell of other buckets, their origins and folders.
+        notes = [*self._notes(), *([] if problem is None else [problem])]
         return CacheStatus(
             version=self._version,
             state="ok" if problem is None else "pass-through",
@@ -157,8 +159,8 @@ class Admin:
             origin_bytes=sum(row.origin_bytes for row in rows),
             origin_requests=sum(row.origin_requests for row in rows),
             buckets=rows,
-            path_hits=sum(row.path_hits for row in rows),
-            notes=[*self._notes(), *([] if problem is None else [problem])],
+            local_hits=sum(row.local_hits for row in rows),
+            notes=notes if request.principal.is_unrestricted else [],
             fleet=None if engine.fleet.is_single else engine.fleet.status(),
         )
 
@@ -176,7 +178,7 @@ class Admin:
             held_bytes=held_bytes, held_blocks=held_blocks,
             hits=bucket.hits + front.hits, misses=bucket.misses,
             hit_bytes=bucket.hit_bytes + front.size_bytes, origin_bytes=counters.bytes_read,
-            origin_requests=counters.requests, path_hits=bucket.path_hits,
+            origin_requests=counters.requests, local_hits=bucket.local_hits,
             origin_state=bucket.origin.state, origin_retries=bucket.origin.retries,
             origin_hedges=bucket.origin.hedges, peer_bytes=bucket.peer_bytes,
             used_bytes=room.used_by_bucket(bucket.name), quota_bytes=spec.quota_bytes,
@@ -185,7 +187,7 @@ class Admin:
         )  # fmt: skip
 
     async def _list(self, request: Request, name: str, query: dict[str, str]) -> ObjectPage:
-        bucket = self._engine.bucket(_readable(request, name))
+        bucket = self._bucket(request, name)
         text = query.get("limit", "1000")
         is_number = len(text) < 10 and text.isascii() and text.isdigit()
         if not is_number or not 1 <= int(text) <= LIST_LIMIT_MAX:
@@ -196,15 +198,21 @@ class Admin:
 
     async def _stat(self, request: Request, path: str, *, begins: bool) -> ObjectStat:
         name, _, key = path.partition("/")
-        bucket = self._engine.bucket(_readable(request, name))
+        bucket = self._bucket(request, name)
         metadata = self._engine.metadata
         known = await metadata.locate(
             bucket, key, hops_of(request), is_refreshing=is_refreshing(request), begins=begins
         )
         return metadata.stat_of(known)
 
-    def _held(self, request: Request, name: str) -> HeldAnswer:
+    def _bucket(self, request: Request, name: str) -> Bucket:
+        """Raises AccessDenied, ObjectNotFound, AnotherOrigin."""
         bucket = self._engine.bucket(_readable(request, name))
+        check_origin(bucket, origin_of(request))
+        return bucket
+
+    def _held(self, request: Request, name: str) -> HeldAnswer:
+        bucket = self._bucket(request, name)
         query = _blocks(request)
         holds = self._engine.store.holds
         return HeldAnswer([holds(bucket.number, *block) for block in query.blocks])
@@ -219,7 +227,7 @@ class Admin:
         answer.finish()
 
     async def _fetch(self, request: Request, name: str) -> HeldAnswer:
-        bucket = self._engine.bucket(_readable(request, name))
+        bucket = self._bucket(request, name)
         query = _blocks(request)
         return await self._keeping.fetch(bucket, query.blocks, query.age_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -22,6 +22,9 @@ log = logging.getLogger("stoker.cache")
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 5.0
 RETIRE_S = 1.5
+CLAIM_S = 10.0
+"""Longer than any membership tells of a server that is gone."""
+AGAIN_S = 2.0
 
 
 class Attending:
@@ -33,24 +36,43 @@ class Attending:
         self._vetting = vetting
         self._rng = rng
         self._found = membership.members()
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[str, str]] = {}
         self._is_leaving = False
+        self._telling: asyncio.Task[None] | None = None
+        self._defect: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why the membership cannot be reached; None while it can."""
-        return self._membership.problem
+        """Why the membership cannot be reached, or used; None while it can."""
+        return self._membership.problem or self._defect
 
     async def join(self) -> list[FleetMember]:
         """Be a member, however long that takes; the others. Raises ConfigError."""
-        found = [member for member in await anext(self._found) if is_good(member)]
-        twin = await self._twin(found)
-        if twin is not None:
-            raise twin_error(twin)
+        found = await self._find()
         others = [member for member in found if member.name != self._me.name]
         await self._vet(others)
         await self._announce()
         return others
+
+    async def _find(self) -> list[FleetMember]:
+        """All members, as soon as none of them is another server of this one's name. What the membership says may be
+        left from this server before it crashed, and another server answer there by now, which does not say who it is:
+        that goes away by itself. Raises ConfigError."""
+        found, twin = await anext(self._found), None
+        try:
+            async with asyncio.timeout(CLAIM_S):
+                while True:
+                    members = [member for member in found if is_good(member)]
+                    twin, is_sure = await self._twin(members)
+                    if twin is None:
+                        return members
+                    if is_sure:
+                        raise twin_error(twin)
+                    found = await anext(self._found)
+        except TimeoutError:
+            if twin is None:
+                raise
+            raise twin_error(twin) from None
 
     async def changes(self) -> AsyncGenerator[list[FleetMember], None]:
         """All members, whenever they have changed. Raises ConfigError where another server has this one's name."""
@@ -60,6 +82,23 @@ class Attending:
             others = [member for member in members if member.name != self._me.name]
             await self._vet(others)
             yield [*others, self._me]
+            self._defect = None
+
+    async def steadily(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do it again, some time after whatever unforeseen ends it: what others write down may be anything, and one
+        such record must not end this server's part in its fleet."""
+        while True:
+            try:
+                return await work()
+            except StokerError:
+                raise
+            except Exception as error:
+                log.exception("looking after the fleet failed, and is tried again")
+                self._defect = f"what it says cannot be used: {error or type(error).__name__}"
+            await asyncio.sleep(AGAIN_S)
+            await self._found.aclose()
+            self._found = self._membership.members()  # which says all that it knows
+            self._known = {}
 
     async def retire(self) -> None:
         """Own nothing any more; returns once the others can know."""
@@ -77,6 +116,9 @@ class Attending:
 
     async def leave(self) -> None:
         """Be a member no more; nobody else may be at work with this."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
         await self._found.aclose()
         await self._membership.leave()
 
@@ -96,17 +138,20 @@ class Attending:
                 return
 
     async def _vet(self, others: Sequence[FleetMember]) -> None:
-        """Ask those who they are who were not asked yet."""
-        new = [member for member in others if self._known.get(member.name) != member.url]
+        """Ask those who they are who were not asked yet, since they started."""
+        before = self._known
+        now = {member.name: (member.url, member.instance) for member in others}
+        new = [member for member in others if before.get(member.name) != now[member.name]]
         await asyncio.gather(*(self._vetting.vet(member) for member in new))
-        self._known = {member.name: member.url for member in others}
+        self._known = now
 
-    async def _twin(self, members: Iterable[FleetMember]) -> FleetMember | None:
-        """Another server that has this one's name."""
+    async def _twin(self, members: Iterable[FleetMember]) -> tuple[FleetMember | None, bool]:
+        """Another server that has this one's name, and whether that is sure."""
         for member in members:
-            if self._is_claim(member) and await self._vetting.is_twin(member):
-                return member
-        return None
+            is_twin = self._is_claim(member) and await self._vetting.is_twin(member)
+            if is_twin is not False:
+                return member, is_twin is True
+        return None, True
 
     def _is_claim(self, member: FleetMember) -> bool:
         """Whether another server is said to be the one of this name. One that is leaving is it no more."""
@@ -118,14 +163,19 @@ class Attending:
         is_there = any(member.name == self._me.name for member in members)
         if self._is_leaving or (is_there and not any(map(self._is_claim, members))):
             return
-        twin = await self._twin(members)
+        twin, _ = await self._twin(members)
         if twin is not None and twin.url < self._me.url:
             self._is_leaving = True
             raise twin_error(twin)
         log.warning("the membership does not say that this server is %s: it is told again", self._me.name)
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_again())
+
+    async def _tell_again(self) -> None:
+        """However long it takes: nobody else may remind it."""
         await asyncio.sleep(RETRY_FIRST_S)
         with suppress(StokerError):
-            await self._membership.announce(self._me)
+            await self._announce()
 
 
 def is_good(member: FleetMember) -> bool:

@@ -13,10 +13,10 @@ from stoker.cache.auth.tokens import Principal
 from stoker.cache.layout import BlockSpan, split
 from stoker.cache.server.admin import Admin
 from stoker.cache.server.batch import BatchReader
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.buckets import Bucket, check_origin
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fetches import Ticket, leave_all
-from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing
+from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
 from stoker.cache.server.sending import send_block
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
@@ -42,7 +42,7 @@ class CacheBack:
                 await self._object(request, answer)
         except UnsatisfiableRange as error:
             self._error(answer, "range", str(error))
-        except (StokerError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (StokerError, msgspec.DecodeError, UnicodeDecodeError) as error:
             if answer.has_started:
                 raise ConnectionAbortedError(str(error)) from error
             code = code_of(error) if isinstance(error, StokerError) else "bad_request"
@@ -60,6 +60,7 @@ class CacheBack:
         name, key, _ = split_target(request.target)
         check_may_read(request.principal, name)
         bucket = self._engine.bucket(name)
+        check_origin(bucket, origin_of(request))
         if request.method not in ("GET", "HEAD"):
             raise _method(request, "GET or HEAD")
         if not key:
@@ -107,30 +108,32 @@ class CacheBack:
         spans = deque(split(start, stop, self._engine.block_size_bytes))
         coming: deque[tuple[BlockSpan, asyncio.Task[Piece | Ticket]]] = deque()
         is_hit = True
+
+        def begin() -> None:
+            if not answer.has_started:
+                _start(answer, known, part)
+
         try:
             while spans or coming:
                 # A reader that has taken nothing yet may never take anything.
                 ahead = LOOK_AHEAD_BLOCKS if answer.has_started else 2
+                if self._engine.is_short_of_memory:
+                    ahead = 1
                 while spans and len(coming) < ahead:
                     span = spans.popleft()
                     block = self._engine.block(known, span.index, hops)
                     coming.append((span, asyncio.ensure_future(block)))
                 span, task = coming[0]
                 found = await task
-                if isinstance(found, Ticket):
-                    is_hit = False
-                    await found.more(span.start)
-                if not answer.has_started:
-                    _start(answer, known, part)
-                await send_block(self._engine, known, span, found, answer, hops)
+                is_hit = is_hit and not isinstance(found, Ticket)
+                await send_block(self._engine, known, span, found, answer, begin, hops)
                 coming.popleft()
                 if isinstance(found, Ticket):
                     found.leave()
                 await answer.drain()
         finally:
             await leave_all([task for _, task in coming], lambda found: found)
-        if not answer.has_started:
-            _start(answer, known, part)
+        begin()
         answer.finish()
         bucket.count(stop - start, is_hit=is_hit)
 
@@ -153,7 +156,8 @@ def _method(request: Request, allowed: str) -> ConfigError:
 
 def _begins(request: Request) -> bool:
     """Whether the first byte of the object is wanted."""
-    if request.method != "GET" or request.header(b"if-none-match") is not None:
+    conditions = request.header(b"if-none-match"), request.header(b"if-match")
+    if request.method != "GET" or conditions != (None, None):
         return False
     return (request.header(b"range") or "bytes=0-").replace(" ", "").startswith("bytes=0-")
 

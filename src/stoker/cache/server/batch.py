@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Iterator
 
@@ -16,20 +17,18 @@ from stoker.cache.server.fetches import Ticket, leave_all
 from stoker.cache.server.port import Answer, Request
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, StokerError
-from stoker.wire.cache_api import (
+from stoker.wire.cache_api import MSGPACK, ErrorBody, code_of
+from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
     FRAME_ERROR,
-    FRAME_FOLDER,
     FRAME_LAST,
     FRAME_PLACE,
-    MSGPACK,
+    INSTANCE_BYTES,
     PLACE,
     READ_KEYS_MAX,
-    ErrorBody,
+    DescriptorsWanted,
     ReadRequest,
-    StoreFolder,
-    code_of,
 )
 from stoker.wire.http import check_key
 
@@ -41,14 +40,32 @@ _decoder = msgspec.msgpack.Decoder(ReadRequest)
 _First = tuple[Known, Piece | Ticket | None]
 
 
+class _Reader:
+    """What a reader has descriptors of, while its batch is answered."""
+
+    def __init__(self, wanted: DescriptorsWanted, answer: Answer) -> None:
+        self.from_bytes = wanted.from_bytes
+        self._left = wanted.count_max
+        self._answer = answer
+        instance, numbers = wanted.held[:INSTANCE_BYTES], wanted.held[INSTANCE_BYTES:]
+        is_ours = instance == answer.instance and len(numbers) % 4 == 0
+        self._has = set(struct.unpack(f"!{len(numbers) // 4}I", numbers)) if is_ours else set()
+
+    def has(self, piece: Piece) -> bool:
+        """Whether it has one of the piece's container; it is passed one, if that can be."""
+        if piece.container not in self._has:
+            if self._left <= 0 or not self._answer.pass_descriptor(piece):
+                return False
+            self._left -= 1
+            self._has.add(piece.container)
+        return True
+
+
 class BatchReader:
     """Answers batches for one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        folder = engine.store.files.identity
-        body = msgspec.msgpack.encode(StoreFolder(folder.path, folder.device, folder.inode))
-        self._folder_frame = FRAME.pack(FRAME_FOLDER, len(body)) + body
 
     async def answer(self, request: Request, answer: Answer) -> None:
         """Errors of a key go into its frames; ConfigError, ObjectNotFound, AccessDenied are the batch's."""
@@ -58,36 +75,21 @@ class BatchReader:
         if len(wanted.keys) > READ_KEYS_MAX:
             raise ConfigError(f"a batch has at most {READ_KEYS_MAX} keys, not {len(wanted.keys)}")
         bucket = self._engine.bucket(wanted.bucket)
-        if wanted.had_bad_places and request.is_own_user:
-            self._doubt(bucket, wanted.keys)
-        places_from = wanted.places_from_bytes if request.is_own_user else None
-        before = b"" if places_from is None else self._folder_frame
-        hit = answer.batch(wanted.keys, self._engine.metadata.rule(bucket), places_from, before)
+        descriptors = wanted.descriptors if request.is_near else None
+        hit = answer.batch(wanted.keys, self._engine.metadata.rule(bucket), descriptors)
         if hit is not None:
             bucket.hits += len(wanted.keys)
             bucket.hit_bytes += hit.size_bytes
-            bucket.path_hits += hit.places
+            bucket.local_hits += hit.places
             for container in hit.large:
                 self._engine.store.large_files.hand_out(container)
             return
         answer.start(200, [("Content-Type", MSGPACK)], None)
-        answer.data(before)
-        await self._stream(bucket, wanted.keys, places_from, answer)
+        reader = None if descriptors is None else _Reader(descriptors, answer)
+        await self._stream(bucket, wanted.keys, reader, answer)
         answer.finish()
 
-    def _doubt(self, bucket: Bucket, keys: list[str]) -> None:
-        """The reader found other files than it was told of: they are looked at before they are served again."""
-        store = self._engine.store
-        containers = set()
-        for key in keys:
-            known = store.find(bucket.number, key)
-            piece = None if known is None else store.held(known, 0)
-            if piece is not None:
-                containers.add(piece.container)
-        for container in containers:
-            store.index.doubt(container)
-
-    async def _stream(self, bucket: Bucket, keys: list[str], places_from: int | None, answer: Answer) -> None:
+    async def _stream(self, bucket: Bucket, keys: list[str], reader: _Reader | None, answer: Answer) -> None:
         coming: deque[tuple[str, asyncio.Task[_First], int]] = deque()
         coming_bytes = 0
         rest: Iterator[str] = iter(keys)
@@ -104,7 +106,7 @@ class BatchReader:
                 if not coming:
                     return
                 _, task, size_bytes = coming[0]
-                await self._item(bucket, task, places_from, answer)
+                await self._item(bucket, task, reader, answer)
                 coming.popleft()
                 coming_bytes -= size_bytes
                 await answer.drain()
@@ -141,7 +143,7 @@ class BatchReader:
         raise AssertionError("unreachable")
 
     async def _item(
-        self, bucket: Bucket, task: asyncio.Task[_First], places_from: int | None, answer: Answer
+        self, bucket: Bucket, task: asyncio.Task[_First], reader: _Reader | None, answer: Answer
     ) -> None:
         """Write one key's frames."""
         try:
@@ -150,9 +152,9 @@ class BatchReader:
                 answer.data(FRAME.pack(FRAME_LAST, 0))
                 bucket.count(0, is_hit=True)
                 return
-            if places_from is not None and known.size_bytes >= places_from and self._place(known, answer):
+            if reader is not None and self._place(known, reader, answer):
                 bucket.count(known.size_bytes, is_hit=isinstance(found, Piece))
-                bucket.path_hits += isinstance(found, Piece)
+                bucket.local_hits += isinstance(found, Piece)
                 return
             is_miss = isinstance(found, Ticket)
             count = block_count(known.size_bytes, self._engine.block_size_bytes)
@@ -168,15 +170,19 @@ class BatchReader:
             body = msgspec.msgpack.encode(ErrorBody(code_of(error), str(error)))
             answer.data(FRAME.pack(FRAME_ERROR, len(body)) + body)
 
-    def _place(self, known: Known, answer: Answer) -> bool:
-        """Name the place of an object in place of sending it; False if it is not held in one piece."""
+    def _place(self, known: Known, reader: _Reader, answer: Answer) -> bool:
+        """Name the place of an object in place of sending it; False if it is short, or not held in one piece."""
+        if known.size_bytes < reader.from_bytes:
+            return False
         store = self._engine.store
         piece = store.held(known, 0)
         if piece is None or not piece.is_verified or piece.size_bytes != known.size_bytes:
             return False
+        if not reader.has(piece):
+            return False
         if piece.block is not None:
             store.large_files.hand_out(piece.container)
-        body = PLACE.pack(piece.size_bytes, piece.offset) + store.files.relative_path(piece.container)
+        body = PLACE.pack(piece.size_bytes, piece.container, piece.offset)
         answer.data(FRAME.pack(FRAME_PLACE, len(body)) + body)
         return True
 

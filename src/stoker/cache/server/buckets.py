@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from stoker.base.ids import check_name
 from stoker.cache.evict import POLICIES
 from stoker.cache.origin.guarded import GuardedOrigin
-from stoker.errors import ConfigError
+from stoker.cache.origin.open import without_query
+from stoker.errors import AnotherOrigin, ConfigError
 from stoker.wire.cache_api import RESERVED_BUCKETS, BucketSpec
 
+MARK_BYTES = 8
 _REFRESHES_KEPT = 64
 
 
@@ -25,8 +28,10 @@ class Bucket:
     hits: int = 0
     misses: int = 0
     hit_bytes: int = 0
-    path_hits: int = 0
+    local_hits: int = 0
     peer_bytes: int = 0
+    mark: str = ""
+    """Stands for the origin among the servers of a fleet; empty: not known."""
     pins: set[str] = field(default_factory=set)
     refreshes: int = 0
     refreshed: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_REFRESHES_KEPT))
@@ -43,6 +48,21 @@ class Bucket:
     def refreshed_s(self, key: str) -> int:
         """When a key was refreshed last; 0: not lately."""
         return max((at_s for prefix, at_s in self.refreshed if key.startswith(prefix)), default=0)
+
+
+def mark_of(spec: BucketSpec, url: str) -> str:
+    """What stands for a bucket's origin, which is at `url`, among the servers of a fleet. No secret is in it."""
+    what = f"identity {spec.identity}" if spec.identity else without_query(url).rstrip("/")
+    return blake2b(what.encode(), digest_size=MARK_BYTES).hexdigest()
+
+
+def check_origin(bucket: Bucket, mark: str | None) -> None:
+    """Another server, which has the bucket from the origin with that mark, may be given what is held of it here. Raises
+    AnotherOrigin."""
+    if mark and bucket.mark and mark != bucket.mark:
+        raise AnotherOrigin(
+            f"the bucket {bucket.name!r} is from another origin here: {without_query(bucket.origin.url)}"
+        )
 
 
 def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:

@@ -9,11 +9,13 @@ from stoker._native import Front, Piece
 from stoker.cache.auth.tokens import TokenAuth
 from stoker.cache.server.landing import Landing
 from stoker.cache.server.port import Answer, BatchHit, Request
-from stoker.cache.store.containers import FILES_FOLDER, ContainerFiles
+from stoker.cache.store.containers import ContainerFiles
+from stoker.wire.cache_batch import DESCRIPTOR, FRAME, INSTANCE_BYTES, DescriptorsWanted
 from stoker.wire.http import response_head
 
 LOW_WATER_BYTES = 1024 * 1024
 _TAKEN_AT_ONCE = 256
+_DESCRIPTOR_FRAME_BYTES = FRAME.size + INSTANCE_BYTES + DESCRIPTOR.size
 
 
 class FrontAnswer:
@@ -45,7 +47,7 @@ class FrontAnswer:
             return
         self._unsent_bytes += len(data)
         said = b"%x\r\n%b\r\n" % (len(data), bytes(data)) if self._is_chunked else data
-        self._front.say(self._connection, said, True)
+        self._front.say(self._connection, said)
 
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
         if self._is_head or start == stop:
@@ -76,13 +78,22 @@ class FrontAnswer:
         self._unsent_bytes += size_bytes
 
     def batch(
-        self, keys: Sequence[str], rule: tuple[int, float, int], places_from: int | None, before: bytes
+        self, keys: Sequence[str], rule: tuple[int, float, int], wanted: DescriptorsWanted | None
     ) -> BatchHit | None:
-        said = self._front.answer_batch(self._connection, keys, rule, places_from, FILES_FOLDER, before)
+        asked = None if wanted is None else (wanted.from_bytes, wanted.count_max, wanted.held)
+        said = self._front.answer_batch(self._connection, keys, rule, asked)
         if said is None:
             return None
         self.has_started = self.is_finished = True
         return BatchHit(*said)
+
+    def pass_descriptor(self, piece: Piece) -> bool:
+        before, after = (b"%x\r\n" % _DESCRIPTOR_FRAME_BYTES, b"\r\n") if self._is_chunked else (b"", b"")
+        return self._front.pass_descriptor(self._connection, piece.bucket, piece.container, before, after)
+
+    @property
+    def instance(self) -> bytes:
+        return self._front.instance
 
     async def drain(self) -> None:
         if self._unsent_bytes > LOW_WATER_BYTES:
@@ -145,8 +156,8 @@ class Connections:
     def _take(self) -> None:
         for kind, connection, asked in self.front.take(_TAKEN_AT_ONCE):
             if asked is not None:
-                method, target, headers, body, token, is_own_user = asked
-                request = Request(method, target, headers, body, self._auth.principal(token), is_own_user)
+                method, target, headers, body, token, is_near = asked
+                request = Request(method, target, headers, body, self._auth.principal(token), is_near)
                 task = asyncio.get_running_loop().create_task(self._run(connection, request))
                 self._tasks[connection] = task
             elif kind == "broken":

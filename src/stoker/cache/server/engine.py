@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from stoker._native import Piece
@@ -15,7 +16,8 @@ from stoker.cache.limits import OriginLimits
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.port import Origin
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.beginnings import Beginnings
+from stoker.cache.server.buckets import Bucket, mark_of
 from stoker.cache.server.budget import Budget
 from stoker.cache.server.fetches import Fetches, Ticket
 from stoker.cache.server.fleet import Fleet
@@ -32,14 +34,13 @@ from stoker.errors import (
     EnvironmentProblem,
     ObjectChanged,
     ObjectNotFound,
-    StokerError,
 )
 from stoker.wire.cache_api import HOPS_MAX, BucketSpec
 
 FETCHES_MAX = 128
 FETCH_BYTES_MAX = 128 * 1024 * 1024
-BEGINNINGS_MAX = 128
-"""So many objects may be asked for together with their version at the same time."""
+UNSTORED_BYTES_MAX = 512 * 1024 * 1024
+"""Beyond so much in memory that could not be stored, each reader has one block at a time."""
 ROOM_PARTS_AHEAD = 8
 """What is read ahead of one place takes no more than such a part of the room."""
 SETTLE_S = 1.0
@@ -55,7 +56,6 @@ class Engine:
         self.store = store
         self.fleet = fleet
         self.block_size_bytes = store.holdings.block_size_bytes
-        self.metadata = Metadata(store, fleet, clock, self.buckets, self)
         self._by_number: dict[int, Bucket] = {}
         self._clock = clock
         self._rng = rng
@@ -63,14 +63,19 @@ class Engine:
         self._fetches: Fetches[Wanted] = Fetches(self._fetch, self._keep)
         self._loading: set[Wanted] = set()
         self._sources = Sources(fleet, clock, self.block_size_bytes)
-        self._beginnings: set[asyncio.Task[None]] = set()
+        self._beginnings = Beginnings(
+            store, self._sources, self._fetches, self._wanted, lambda: self._budgets[HOPS_MAX].is_half_free
+        )
+        self.metadata = Metadata(store, fleet, clock, self.buckets, self._beginnings)
         self._ahead = ReadingAhead(
             self._limits_ahead,
             lambda known, index: self._join(known, index, HOPS_MAX)[0],
             self._is_to_come,
             store.has,
             self.block_size_bytes,
+            clock,
         )
+        self._unstored_bytes = 0
         # One for each time that a request may have been handed on: what waits for another server must not keep that
         # server's own requests waiting, or both wait for ever.
         self._budgets = [Budget(FETCHES_MAX, FETCH_BYTES_MAX) for _ in range(HOPS_MAX + 1)]
@@ -90,7 +95,8 @@ class Engine:
         rng = self._rng.fork(len(self.buckets))
         origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
         number = self._open_bucket(name, spec, origin.url, ())
-        bucket = Bucket(name, number, spec, origin)
+        bucket = Bucket(name, number, spec, origin, mark=mark_of(spec, origin.url))
+        self.fleet.peers.marks.of[name] = bucket.mark
         self.buckets[name] = self._by_number[number] = bucket
         return True
 
@@ -146,27 +152,36 @@ class Engine:
         return ticket
 
     def _join(self, known: Known, index: int, hops: int) -> tuple[Ticket, Wanted]:
-        wanted = self._wanted(known, index, hops)
-        return self._fetches.join(wanted, self._size_bytes(wanted)), wanted
+        wanted, size_bytes = self._wanted(known, index, hops)
+        return self._fetches.join(wanted, size_bytes), wanted
 
-    def _wanted(self, known: Known, index: int, hops: int) -> Wanted:
+    def _wanted(self, known: Known, index: int, hops: int) -> tuple[Wanted, int]:
+        """What names a block among fetches, and its size."""
+        start, stop = block_bounds(known.size_bytes, self.block_size_bytes, index)
         bucket = self._by_number[known.bucket]
         name = block_owner_name(bucket.name, known.key, index)
         # All who make this server go to the origin are one, however often they were handed on.
         hops = self.fleet.hops(name, bucket.spec.max_replicas, hops)
-        return Wanted(known.bucket, known.key, known.version, known.size_bytes, known.tag, index, hops)
+        size_bytes = known.size_bytes
+        wanted = Wanted(known.bucket, known.key, known.version, size_bytes, known.tag, index, hops)
+        return wanted, stop - start
 
     def _limits_ahead(self, known: Known) -> Limits:
         """What may be fetched ahead of a file's readers now: nothing that another reader would have to wait for."""
         bucket = self._by_number[known.bucket]
-        is_free = (
-            self._budgets[HOPS_MAX].is_half_free and not bucket.origin.is_busy and self.store.problem is None
-        )
-        room_bytes = min(bucket.spec.quota_bytes or self.store.room.limit_bytes, self.store.room.limit_bytes)
-        distance_bytes = min(bucket.spec.read_ahead_bytes, room_bytes // ROOM_PARTS_AHEAD)
-        streams = bucket.spec.read_ahead_streams if is_free else 0
+        origin, room = bucket.origin, self.store.room
+        is_free = self._budgets[HOPS_MAX].is_half_free and not origin.is_busy and self.store.problem is None
+        lot = room.lot(self.store.holdings.lot_of(known.bucket, known.key))
+        streams = bucket.spec.read_ahead_streams
+        if not is_free or room.ask(lot.number, self.block_size_bytes).is_refused:
+            streams = 0
+        quotas = [quota for quota in (lot.quota_bytes, bucket.spec.quota_bytes) if quota]
+        share_bytes = min([room.limit_bytes, *quotas]) // ROOM_PARTS_AHEAD
+        distance_bytes = min(bucket.spec.read_ahead_bytes, share_bytes)
+        # Where who comes later has to wait, one at a time: `is_busy` says when the next may be.
+        starts = 1 if origin.is_limited else streams
         stride = max(1, len(self.fleet.view.members))
-        return Limits(streams, distance_bytes // self.block_size_bytes, stride)
+        return Limits(streams, distance_bytes // self.block_size_bytes, stride, starts)
 
     def _is_to_come(self, known: Known, index: int) -> bool:
         """Whether a block is this server's to fetch and to keep."""
@@ -176,48 +191,8 @@ class Engine:
         return (
             is_ours
             and not self.store.has(known, index)
-            and self._wanted(known, index, 0) not in self._fetches
+            and self._wanted(known, index, 0)[0] not in self._fetches
         )
-
-    def _size_bytes(self, wanted: Wanted) -> int:
-        start, stop = block_bounds(wanted.size_bytes, self.block_size_bytes, wanted.block)
-        return stop - start
-
-    def may_begin(self, bucket: Bucket, key: str, hops: int) -> bool:
-        """Whether the first block of an object should be asked for together with its version."""
-        if len(self._beginnings) >= BEGINNINGS_MAX:
-            return False
-        known = self.store.find(bucket.number, key)
-        if self._sources.owner_before(block_owner_name(bucket.name, key, 0)) is not None:
-            return False  # who may hold it
-        if known is None or known.is_absent:
-            return True
-        return not self.store.has(known, 0) and self._wanted(known, 0, hops) not in self._fetches
-
-    def begin(self, bucket: Bucket, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None:
-        """The first bytes of an object come with what is known of it: its first block is fetched with them."""
-        wanted = self._wanted(known, 0, hops)
-        ticket = None
-        if known.size_bytes and wanted not in self._fetches:
-            self._sources.begun[wanted] = parts
-            ticket = self._fetches.join(wanted, self._size_bytes(wanted))
-        task = asyncio.get_running_loop().create_task(self._see_through(wanted, ticket, parts))
-        self._beginnings.add(task)
-        task.add_done_callback(self._beginnings.discard)
-
-    async def _see_through(
-        self, wanted: Wanted, ticket: Ticket | None, parts: AsyncGenerator[bytes, None]
-    ) -> None:
-        if ticket is None:
-            await parts.aclose()
-            return
-        try:
-            with suppress(StokerError):
-                await ticket.whole()
-        finally:
-            ticket.leave()
-            if self._sources.begun.pop(wanted, None) is not None:
-                await parts.aclose()
 
     async def ensure(self, known: Known, index: int) -> bool:
         """Hold a block here, fetched if it must be; nothing of another bucket leaves for it. Whether it is held. Raises
@@ -244,12 +219,20 @@ class Engine:
         """Whether anything that was fetched is still to be stored."""
         return bool(self._fetches.storing)
 
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether readers hold much that could not be stored."""
+        return self._unstored_bytes > UNSTORED_BYTES_MAX
+
+    def _forget_unstored(self, size_bytes: int) -> None:
+        self._unstored_bytes -= size_bytes
+
     async def close(self) -> None:
         """Stop fetching and make all durable."""
-        await self._fetches.close()
-        await asyncio.gather(*self._beginnings, return_exceptions=True)
         await self._ahead.close()
         await self.metadata.close()
+        await self._fetches.close()
+        await self._beginnings.close()
         for bucket in self.buckets.values():
             await bucket.origin.close()
         await self.fleet.close()
@@ -288,6 +271,10 @@ class Engine:
                 piece = self.store.held(wanted.known, wanted.block)
                 if piece is not None:
                     landing.stored(self.store.files.sending, piece)
+            if not landing.is_stored:
+                # Who is slow to take it keeps it in memory, beyond what the budget counts.
+                self._unstored_bytes += landing.size_bytes
+                weakref.finalize(landing, self._forget_unstored, landing.size_bytes)
         finally:
             landing.settle()
             self._give_budget(wanted, landing)

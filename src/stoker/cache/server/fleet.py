@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.port import Membership
@@ -41,10 +43,10 @@ class Fleet:
         rng: Rng,
         block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES,
     ) -> None:
-        self.me = me
         self.view = FleetView(me.name)
         self._block_size_bytes = block_size_bytes
         self.vetting = Vetting(self.view, peers, clock, rng.fork(1), block_size_bytes)
+        self.me = me = replace(me, instance=self.vetting.instance)
         self._dues = Dues(peers, self.lost)
         self.changed_at = -1e9
         self._attending = None if membership is None else Attending(me, membership, self.vetting, rng.fork(2))
@@ -81,12 +83,14 @@ class Fleet:
         """What operators should know."""
         if self._attending is None:
             return []
-        problem = self._attending.problem
+        problem, notes = self._attending.problem, self._peers.marks.notes
         if self._watching is None:
             why = problem or "there is no answer yet"
-            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}"]
+            return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}", *notes]
+        if problem is None:
+            return notes
         known = "those who were known last stay its members"
-        return [] if problem is None else [f"the fleet's membership cannot be reached, {known}: {problem}"]
+        return [f"the fleet's membership cannot be reached, {known}: {problem}", *notes]
 
     async def start(self) -> None:
         """Be in the fleet, and know it; where its membership cannot be reached within JOIN_S, as soon as it can be:
@@ -226,6 +230,7 @@ class Fleet:
                 due = self.view.due(self._clock.now())
                 away = [member for member in self._members if member.name in due]
                 await asyncio.gather(*(self.vetting.vet(member) for member in away))
+                self.vetting.forget({member.name for member in away} - self._urls.keys())
                 down = self.view.down()
                 await self._pay([name for name in self._dues.names if name not in down])
             except Exception:
@@ -233,9 +238,12 @@ class Fleet:
                 log.exception("looking after the fleet failed")
 
     async def _join(self, attending: Attending) -> None:
-        others = await attending.join()
-        self._take(others)  # who owned what until this server came
-        self._take([*others, self.me])
+        async def join() -> None:
+            others = await attending.join()
+            self._take(others)  # who owned what until this server came
+            self._take([*others, self.me])
+
+        await attending.steadily(join)
         self._watching = asyncio.get_running_loop().create_task(self._watch(attending))
         self._watching.add_done_callback(self._has_ended)
         self._probing = asyncio.get_running_loop().create_task(self._probe())
@@ -255,6 +263,9 @@ class Fleet:
         return task.cancelled() or error is not None
 
     async def _watch(self, attending: Attending) -> None:
-        async with aclosing(attending.changes()) as changes:
-            async for members in changes:
-                self._take(members)
+        async def watch() -> None:
+            async with aclosing(attending.changes()) as changes:
+                async for members in changes:
+                    self._take(members)
+
+        await attending.steadily(watch)

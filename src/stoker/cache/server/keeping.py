@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
-
-import msgspec
 
 from stoker.cache.layout import block_count
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.peers import Block
+from stoker.cache.server.written import read_file, write_file
 from stoker.cache.store.known import Known
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
 from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, HeldAnswer, LoadItem, Pins
@@ -24,6 +22,10 @@ from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, HeldAns
 log = logging.getLogger("stoker.cache")
 PINS_FILE = "pins.json"
 LOADS_MAX = 32
+LOAD_AGE_S_MAX = 7 * 86400
+"""What a load has brought before that may leave for the rest of it."""
+_BLOCKS_PER_TURN = 256
+"""So many blocks are placed before others have their turn."""
 _BLOCKS_AT_ONCE = 64
 
 
@@ -37,14 +39,8 @@ class Keeping:
 
     def restore(self) -> None:
         """Pin what was pinned. What cannot be read pins nothing, and is said."""
-        try:
-            pins = msgspec.json.decode(self._path.read_bytes(), type=dict[str, list[str]])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            self._engine.store.notes.append(f"{self._path.name} cannot be read ({error}): nothing is pinned")
-            return
-        for name, prefixes in pins.items():
+        pins = read_file(self._path, dict[str, list[str]], self._engine.store.notes, "nothing is pinned")
+        for name, prefixes in (pins or {}).items():
             bucket = self._engine.buckets.get(name)
             if bucket is not None:
                 bucket.pins = set(prefixes)
@@ -83,20 +79,34 @@ class Keeping:
     async def load(
         self, bucket: Bucket, keys: Sequence[str], replicas: int, age_s: int = 0
     ) -> list[LoadItem]:
-        """Have objects held where they belong in the fleet, in the order of the keys, for a load that is so old."""
+        """Have objects held where they belong in the fleet, in the order of the keys, for a load that is so old.
+
+        Raises ConfigError if it is to be more servers than the bucket allows: those beyond would give it up again.
+        """
+        allowed = bucket.spec.max_replicas
+        if replicas > allowed > 0:
+            raise ConfigError(
+                f"{bucket.name!r} is held on {allowed} servers at most (its max_replicas), not on {replicas}: what is "
+                "beyond that is given up again; raise max_replicas, which counts for what is loaded and what is read"
+            )
+        since_s = self._since_s(age_s)
         located = await asyncio.gather(*(self._locate(bucket, key) for key in keys))
         where: dict[str, list[Block]] = defaultdict(list)
+        placed = 0
         for known in located:
             if isinstance(known, Known):
                 for index in range(block_count(known.size_bytes, self._engine.block_size_bytes)):
                     for server in self._keepers(bucket, known, index, replicas):
                         where[server].append((known.key, known.version, index))
+                    placed += 1
+                    if placed % _BLOCKS_PER_TURN == 0:
+                        await asyncio.sleep(0)
         held = await self._ask_all(bucket, where, None)
         missing = {
             server: [block for block in blocks if held[server, block] is not True]
             for server, blocks in where.items()
         }
-        loaded = await self._ask_all(bucket, missing, age_s)
+        loaded = await self._ask_all(bucket, missing, since_s)
         wanted: dict[str, list[tuple[str, Block]]] = defaultdict(list)
         for server, blocks in where.items():
             for block in blocks:
@@ -109,10 +119,14 @@ class Keeping:
     async def fetch(self, bucket: Bucket, blocks: Sequence[Block], age_s: int = 0) -> HeldAnswer:
         """Hold these blocks here, for a load that is so old; which of them are, and why others could not be fetched."""
         store = self._engine.store
-        with store.clearing.loading(store.now_s() - max(0, age_s)):
+        with store.clearing.loading(bucket.name, self._since_s(age_s)):
             said = await asyncio.gather(*(self._fetch(bucket, block) for block in blocks))
         why = {place: found for place, found in enumerate(said) if isinstance(found, str)}
         return HeldAnswer([found is True for found in said], why)
+
+    def _since_s(self, age_s: int) -> int:
+        """When a load of that age began, in the index's seconds."""
+        return self._engine.store.now_s() - min(max(0, age_s), LOAD_AGE_S_MAX)
 
     async def _fetch(self, bucket: Bucket, block: Block) -> bool | str:
         key, version, index = block
@@ -142,35 +156,38 @@ class Keeping:
         return [owner.name for owner in owners] or [fleet.me.name]
 
     async def _ask_all(
-        self, bucket: Bucket, where: dict[str, list[Block]], load_age_s: int | None
+        self, bucket: Bucket, where: dict[str, list[Block]], since_s: int | None
     ) -> dict[tuple[str, Block], bool | str]:
         """Of each server, which of its blocks it holds, or why it could not get one; none, where it cannot be asked.
-        With a load's age they are fetched before."""
+        For a load that began then they are fetched before."""
         said: dict[tuple[str, Block], bool | str] = {}
 
         async def ask(server: str, blocks: list[Block]) -> None:
             for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
                 part = blocks[first : first + _BLOCKS_AT_ONCE]
-                answer = await self._ask(bucket, server, part, load_age_s)
+                answer = await self._ask(bucket, server, part, since_s)
                 said.update(zip(((server, block) for block in part), answer, strict=True))
 
         await asyncio.gather(*(ask(server, blocks) for server, blocks in where.items()))
         return said
 
     async def _ask(
-        self, bucket: Bucket, server: str, blocks: list[Block], load_age_s: int | None
+        self, bucket: Bucket, server: str, blocks: list[Block], since_s: int | None
     ) -> list[bool | str]:
         fleet, store = self._engine.fleet, self._engine.store
+        # The load grows older from part to part.
+        age_s = None if since_s is None else store.now_s() - since_s
         try:
             if server == fleet.me.name:
-                if load_age_s is not None:
-                    return _said(await self.fetch(bucket, blocks, load_age_s))
+                if age_s is not None:
+                    return _said(await self.fetch(bucket, blocks, age_s))
                 return [store.holds(bucket.number, key, version, index) for key, version, index in blocks]
             url = fleet.url(server)
             if url is None:
                 return [False] * len(blocks)
-            if load_age_s is not None:
-                return _said(await fleet.peers.fetch(url, bucket.name, blocks, load_age_s))
+            if age_s is not None:
+                # Another server's seconds begin at other times.
+                return _said(await fleet.peers.fetch(url, bucket.name, blocks, age_s + 1))
             return _said(await fleet.peers.held(url, bucket.name, blocks))
         except CacheUnavailable as error:
             fleet.lost(server, error)
@@ -180,10 +197,8 @@ class Keeping:
 
     def _write(self) -> None:
         pins = {name: sorted(bucket.pins) for name, bucket in self._engine.buckets.items() if bucket.pins}
-        temporary = self._path.with_suffix(".new")
         try:
-            temporary.write_bytes(msgspec.json.encode(pins))
-            os.replace(temporary, self._path)
+            write_file(self._path, pins)
         except OSError as error:
             raise EnvironmentProblem(f"cannot write {self._path}: {error.strerror}") from error
 

@@ -13,7 +13,15 @@ class Landing:
     `granted_bytes`: what it has of the budget of all fetches.
     """
 
-    __slots__ = ("_waiters", "granted_bytes", "inflow", "is_settled", "is_stored", "size_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_waiters",
+        "granted_bytes",
+        "inflow",
+        "is_settled",
+        "is_stored",
+        "size_bytes",
+    )
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes

@@ -11,6 +11,8 @@ from stoker.errors import ConfigError, EnvironmentProblem
 
 _BACKLOG = 4096
 _FILES_WANTED = 65536
+_PASSING_SHARE = 16
+OWN_USER_MODE = 0o600
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -33,15 +35,15 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def listen_unix(path: str) -> socket.socket:
-    """A listening socket for this user only. Raises ConfigError, EnvironmentProblem."""
+def listen_unix(path: str, mode: int = OWN_USER_MODE) -> socket.socket:
+    """A listening socket, for this user only without another `mode`. Raises ConfigError, EnvironmentProblem."""
     if len(os.fsencode(path)) > 100:
         raise ConfigError(f"the path of a Unix socket has at most 100 bytes: {path}")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
             os.unlink(path)
-        previous = os.umask(0o177)
+        previous = os.umask(0o777 & ~mode)
         try:
             sock.bind(path)
             sock.listen(_BACKLOG)
@@ -65,3 +67,9 @@ def connections_max() -> int:
     """How many connections leave enough descriptors for files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(64, min(_FILES_WANTED, soft) // 2 - 64)
+
+
+def passing_max() -> int:
+    """How many descriptors may be on their way to readers at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(_FILES_WANTED, soft) // _PASSING_SHARE

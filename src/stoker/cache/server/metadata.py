@@ -12,6 +12,7 @@ from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
 from stoker.cache.server.lists import Lists
+from stoker.cache.server.questions import Questions
 from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
 from stoker.errors import ObjectNotFound, OriginError
@@ -32,15 +33,15 @@ class _Stat(NamedTuple):
 
 
 class FirstBlocks(Protocol):
-    """Where the first bytes of an object go that come together with its version."""
+    """Where the first bytes of an object go that come together with its version: see `beginnings.py`."""
 
-    def may_begin(self, bucket: Bucket, key: str, hops: int) -> bool:
-        """Whether they are worth having: they are not here, and not too many others are coming."""
-        ...
+    def is_wanted(self, bucket: Bucket, key: str, hops: int) -> bool: ...
 
-    def begin(self, bucket: Bucket, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None:
-        """Take them over."""
-        ...
+    def reserve(self, bucket: Bucket, key: str, hops: int) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def begin(self, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None: ...
 
 
 class Metadata:
@@ -56,6 +57,7 @@ class Metadata:
         self._buckets = buckets
         self._stats: Flights[_Stat, Known] = Flights(self._stat)
         self._lists = Lists()
+        self._questions: Questions[tuple[int, str]] = Questions()
         # While this server was away the others may have been told to forget what it still knows; and how old that is
         # nobody knows where the clock was set.
         is_trusted = fleet.is_single and not store.index.is_of_later
@@ -106,10 +108,30 @@ class Metadata:
         age_s = max(0, self._store.now_s() - known.checked_s)
         return ObjectStat(known.key, known.size_bytes, known.version, age_s, known.is_absent)
 
-    def _learn(self, bucket: Bucket, info: ObjectInfo, refreshes: int) -> Known:
-        """Take in what the origin said about an object, if nobody has had it refreshed since it was asked."""
-        checked_s = None if refreshes == bucket.refreshes else 0
-        return self._store.learn(bucket.number, info.key, info.version, info.size_bytes, checked_s=checked_s)
+    def _learn(
+        self,
+        bucket: Bucket,
+        number: int,
+        info: ObjectInfo,
+        refreshes: int,
+        *,
+        is_absent: bool = False,
+        checked_s: int | None = None,
+    ) -> Known:
+        """Take in what was said about an object: for as long as it is good, if nobody has had it refreshed since it was
+        asked; not at all, if a later question was answered before."""
+        if not self._questions.is_news((bucket.number, info.key), number):
+            known = self._store.find(bucket.number, info.key)
+            if known is not None:
+                return known
+        return self._store.learn(
+            bucket.number,
+            info.key,
+            info.version,
+            info.size_bytes,
+            is_absent=is_absent,
+            checked_s=checked_s if refreshes == bucket.refreshes else 0,
+        )
 
     async def page(
         self, bucket: Bucket, prefix: str, after: str | None, limit: int, hops: int = 0
@@ -163,49 +185,62 @@ class Metadata:
 
     async def _stat(self, asked: _Stat) -> Known:
         bucket = self._buckets[asked.bucket]
-        said = await self._owner_says(asked, asked.is_refreshing)
-        if said is not None and self._store.now_s() - said.age_s <= bucket.refreshed_s(asked.key):
-            # The owner has not heard of the refresh yet that this server has.
-            said = await self._owner_says(asked, is_refreshing=True)
-        if said is not None:
-            # A peer's word is as good as the origin's for what was known before this server was away.
-            checked_s = max(1, self._not_before_s, self._store.now_s() - said.age_s)
-            return self._store.learn(
-                bucket.number,
-                said.key,
-                said.version,
-                said.size_bytes,
-                is_absent=said.is_absent,
-                checked_s=checked_s if asked.refreshes == bucket.refreshes else 0,
-            )
+        name = bucket.number, asked.key
+        number = self._questions.begin(name)
         try:
-            if asked.begins and self._first.may_begin(bucket, asked.key, asked.hops):
-                opened = await bucket.origin.open(asked.key, self._store.holdings.block_size_bytes)
-                known = self._learn(bucket, opened.info, asked.refreshes)
-                self._first.begin(bucket, known, opened.parts, asked.hops)
-                return known
-            return self._learn(bucket, await bucket.origin.stat(asked.key), asked.refreshes)
-        except ObjectNotFound:
-            checked = None if asked.refreshes == bucket.refreshes else 0
-            return self._store.learn(bucket.number, asked.key, "", 0, is_absent=True, checked_s=checked)
+            said = await self._owner_says(asked, asked.is_refreshing)
+            if said is not None and self._store.now_s() - said.age_s <= bucket.refreshed_s(asked.key):
+                # The owner has not heard of the refresh yet that this server has.
+                said = await self._owner_says(asked, is_refreshing=True)
+            if said is not None:
+                # A peer's word is as good as the origin's for what was known before this server was away.
+                checked_s = max(1, self._not_before_s, self._store.now_s() - said.age_s)
+                info = ObjectInfo(said.key, said.size_bytes, said.version)
+                return self._learn(
+                    bucket, number, info, asked.refreshes, is_absent=said.is_absent, checked_s=checked_s
+                )
+            try:
+                return await self._origin_says(asked, bucket, number)
+            except ObjectNotFound:
+                info = ObjectInfo(asked.key, 0, "")
+                return self._learn(bucket, number, info, asked.refreshes, is_absent=True)
+        finally:
+            self._questions.end(name)
+
+    async def _origin_says(self, asked: _Stat, bucket: Bucket, number: int) -> Known:
+        if not asked.begins or not self._first.reserve(bucket, asked.key, asked.hops):
+            return self._learn(bucket, number, await bucket.origin.stat(asked.key), asked.refreshes)
+        try:
+            info, parts = await bucket.origin.open(asked.key, self._store.holdings.block_size_bytes)
+        except BaseException:
+            self._first.release()
+            raise
+        known = self._learn(bucket, number, info, asked.refreshes)
+        if known.version == info.version:
+            self._first.begin(known, parts, asked.hops)
+        else:
+            self._first.release()
+            await parts.aclose()
+        return known
 
     async def _owner_says(self, asked: _Stat, is_refreshing: bool) -> ObjectStat | None:
         """None: this server is the owner, or the owner cannot be asked."""
         name = block_owner_name(asked.bucket, asked.key, 0)
         peers, hops = self._fleet.peers, asked.hops + 1
+        begins = asked.begins and self._first.is_wanted(self._buckets[asked.bucket], asked.key, asked.hops)
 
         async def ask(url: str) -> ObjectStat:
             return await peers.stat(
-                url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing, begins=asked.begins
+                url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing, begins=begins
             )
 
         return await self._fleet.ask(name, 1, asked.hops, ask)
 
     async def _origins_page(self, bucket: Bucket, prefix: str, after: str | None, limit: int) -> ObjectPage:
-        refreshes = bucket.refreshes
+        refreshes, number = bucket.refreshes, self._questions.number()
         async with aclosing(bucket.origin.list(prefix, after, limit)) as pages:
             async for found in pages:
                 for info in found:
-                    self._learn(bucket, info, refreshes)
+                    self._learn(bucket, number, info, refreshes)
                 return ObjectPage(found, found[-1].key if len(found) == limit else None)
         return ObjectPage([])

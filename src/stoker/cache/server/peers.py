@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from stoker.cache.server.marks import Marks
 from stoker.cache.summary import ENCODED_BYTES_MAX
 from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
 from stoker.wire.cache_api import (
@@ -55,6 +56,7 @@ class Peers:
     def __init__(self, token: str | None, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
         self._idle: dict[str, deque[_Link]] = defaultdict(deque)
+        self.marks = Marks()
         self._headers = f"Accept: {MSGPACK}\r\n"
         if token is not None:
             self._headers += f"Authorization: Bearer {token}\r\n"
@@ -66,7 +68,13 @@ class Peers:
         peer's first block of it is wanted next."""
         target = f"/-/stat{object_target(bucket, key)}" + ("?begins=1" if begins else "")
         return await self._call(
-            url, "GET", target, ObjectStat, hops=hops, headers=_REFRESHING if is_refreshing else ""
+            url,
+            "GET",
+            target,
+            ObjectStat,
+            hops=hops,
+            headers=_REFRESHING if is_refreshing else "",
+            bucket=bucket,
         )
 
     async def list_page(
@@ -75,7 +83,7 @@ class Peers:
         """A page of a list."""
         query = {"prefix": prefix, "limit": str(limit)} | ({} if after is None else {"after": after})
         target = f"/-/list/{quote(bucket, safe='')}?{urlencode(query)}"
-        return await self._call(url, "GET", target, ObjectPage, hops=hops)
+        return await self._call(url, "GET", target, ObjectPage, hops=hops, bucket=bucket)
 
     async def refresh(self, url: str, bucket: str, prefix: str, hops: int) -> Refreshed:
         """Have a peer drop what it knows under a prefix."""
@@ -121,7 +129,8 @@ class Peers:
         self, route: str, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0
     ) -> HeldAnswer:
         body = msgspec.msgpack.encode(HeldQuery(list(blocks), age_s))
-        answer = await self._call(url, "POST", f"/-/{route}/{quote(bucket, safe='')}", HeldAnswer, body)
+        target = f"/-/{route}/{quote(bucket, safe='')}"
+        answer = await self._call(url, "POST", target, HeldAnswer, body, bucket=bucket)
         if len(answer.held) != len(blocks):
             raise WireError(
                 f"{url} said {len(answer.held)} times of {len(blocks)} blocks whether it holds them"
@@ -133,9 +142,13 @@ class Peers:
     ) -> AsyncGenerator[bytes, None]:
         """Bytes `[start, stop)` of that version, as they come."""
         headers = f"Range: bytes={start}-{stop - 1}\r\nIf-Match: {etag_of(version)}\r\n{HOPS}: {hops}\r\n"
+        headers += self.marks.header(bucket)
         async with self._asked(url, "GET", object_target(bucket, key), headers, None) as (reader, head):
             if head.status >= 400:
-                raise _failure(url, head, await self._body(url, reader, head))
+                raise self.marks.refused(
+                    url, bucket, _failure(url, head, await self._body(url, reader, head))
+                )
+            self.marks.agreed(url, bucket)
             left = head.content_length
             if head.status != 206 or left != stop - start:
                 raise WireError(f"{url} answered {head.status} with {left} bytes for {stop - start}")
@@ -192,16 +205,20 @@ class Peers:
         *,
         hops: int = 0,
         headers: str = "",
+        bucket: str = "",
     ) -> T:
+        """`bucket`: what it is about, if the peer must have that from the same origin."""
+        headers += self.marks.header(bucket)
         if hops:
             headers += f"{HOPS}: {hops}\r\n"
         async with self._asked(url, method, target, headers, body) as (reader, head):
             said = await self._body(url, reader, head)
         if head.status >= 400:
-            raise _failure(url, head, said)
+            raise self.marks.refused(url, bucket, _failure(url, head, said))
+        self.marks.agreed(url, bucket)
         try:
             return msgspec.msgpack.decode(said, type=kind)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise WireError(f"the answer of {url} is not understood: {error}") from error
 
     @contextlib.asynccontextmanager
@@ -234,7 +251,7 @@ class Peers:
             is_whole = not head.closes
         except TimeoutError:
             raise CacheUnavailable(f"{url} is silent") from None
-        except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:  # of a URL that cannot be
             raise CacheUnavailable(f"{url} cannot be asked: {error or type(error).__name__}") from None
         finally:
             if link is not None:
@@ -244,8 +261,10 @@ class Peers:
                     link[1].close()
 
     def keep(self, urls: Iterable[str]) -> None:
-        """Close the kept connections to all others."""
-        for url in self._idle.keys() - set(urls):
+        """Close the kept connections to all others, and forget these."""
+        urls = set(urls)
+        self.marks.keep(urls)
+        for url in self._idle.keys() - urls:
             for _, writer in self._idle.pop(url):
                 writer.close()
 
@@ -278,8 +297,9 @@ class Peers:
 
 
 def _failure(url: str, head: ResponseHead, body: bytes) -> StokerError:
-    if head.status == 503:
+    error = failure_of(head.status, body)
+    if isinstance(error, CacheUnavailable):
         return CacheUnavailable(f"{url} is leaving, or has no room for more connections")
     if head.status in (401, 403):
-        return PeerRefused(f"{url} refuses our token: {failure_of(head.status, body)}")
-    return failure_of(head.status, body)
+        return PeerRefused(f"{url} refuses our token: {error}")
+    return error

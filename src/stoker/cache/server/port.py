@@ -8,16 +8,17 @@ from typing import NamedTuple, Protocol
 from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
 from stoker.cache.server.landing import Landing
-from stoker.wire.cache_api import HOPS, HOPS_MAX
+from stoker.wire.cache_api import HOPS, HOPS_MAX, ORIGIN
+from stoker.wire.cache_batch import DescriptorsWanted
 
 
 class Request:
     """A request that the front does not answer itself. Header names are in lower case.
 
-    `is_own_user`: it came from a process of this machine that runs as the server's user.
+    `is_near`: it came by a Unix socket, by which descriptors can be passed.
     """
 
-    __slots__ = ("body", "headers", "is_own_user", "method", "principal", "target")
+    __slots__ = ("body", "headers", "is_near", "method", "principal", "target")
 
     def __init__(
         self,
@@ -26,14 +27,14 @@ class Request:
         headers: dict[bytes, bytes],
         body: bytes,
         principal: Principal,
-        is_own_user: bool = False,
+        is_near: bool = False,
     ) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.body = body
         self.principal = principal
-        self.is_own_user = is_own_user
+        self.is_near = is_near
 
     def header(self, name: bytes) -> str | None:
         """A header's value; None if it was not sent."""
@@ -46,6 +47,11 @@ def hops_of(request: Request) -> int:
     said = request.header(HOPS.lower().encode()) or "0"
     is_number = len(said) < 4 and said.isascii() and said.isdigit()
     return min(int(said), HOPS_MAX) if is_number else 0
+
+
+def origin_of(request: Request) -> str | None:
+    """What stands for the origin that another server has the bucket from."""
+    return request.header(ORIGIN.lower().encode())
 
 
 def is_refreshing(request: Request) -> bool:
@@ -74,7 +80,7 @@ class Answer(Protocol):
         ...
 
     def data(self, data: bytes | bytearray | memoryview) -> None:
-        """Write a part of the body."""
+        """Write a part of the body that is no content: limits of how fast that may go out do not hold for it."""
         ...
 
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
@@ -88,10 +94,20 @@ class Answer(Protocol):
         ...
 
     def batch(
-        self, keys: Sequence[str], rule: tuple[int, float, int], places_from: int | None, before: bytes
+        self, keys: Sequence[str], rule: tuple[int, float, int], wanted: DescriptorsWanted | None
     ) -> BatchHit | None:
         """The whole answer, if all these objects are here; `rule`: the bucket's number, its ttl in seconds, and when
         the origin must have been asked at the earliest. None, and nothing is written, otherwise."""
+        ...
+
+    def pass_descriptor(self, piece: Piece) -> bool:
+        """Pass a descriptor of a piece's container, of which the peer may read everything, and write the frame that
+        says so. False, and nothing is written, if there is none to pass."""
+        ...
+
+    @property
+    def instance(self) -> bytes:
+        """Of the server's run: what readers say of their descriptors begins with it."""
         ...
 
     async def drain(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from stoker.base.clock import Clock
 from stoker.cache.ahead import Ahead, Limits, ReadAhead
 from stoker.cache.layout import block_count
 from stoker.cache.server.fetches import Ticket
@@ -33,12 +34,14 @@ class ReadingAhead:
         wants: Callable[[Known, int], bool],
         is_held: Callable[[Known, int], bool],
         block_size_bytes: int,
+        clock: Clock,
     ) -> None:
         self._limits = limits
         self._fetch = fetch
         self._wants = wants
         self._is_held = is_held
         self._block_size_bytes = block_size_bytes
+        self._clock = clock
         self._core: ReadAhead[_File] = ReadAhead()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -49,11 +52,13 @@ class ReadingAhead:
             return
         limits = self._limits(known)
         file = _File(known.bucket, known.key, known.tag)
-        step = self._core.asked(file, block, count, limits, lambda index: self._wants(known, index))
+        step = self._core.asked(
+            file, block, count, limits, lambda index: self._wants(known, index), self._clock.now()
+        )
         self._run(known, file, step)
 
     async def close(self) -> None:
-        """Wait for what runs; the fetches were ended."""
+        """Begin no more, and leave what is coming."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -67,8 +72,10 @@ class ReadingAhead:
     async def _follow(self, known: Known, file: _File, block: int) -> None:
         """See a block through."""
         ticket = self._fetch(known, block)
+        is_counted = True
         try:
             await ticket.more(int(ticket.landing.size_bytes * NEARLY))
+            is_counted = False
             step = self._core.came(file, self._limits(known), lambda index: self._wants(known, index))
             self._run(known, file, step)
             await ticket.whole()
@@ -77,5 +84,7 @@ class ReadingAhead:
             self._core.stop(file)
         finally:
             ticket.leave()
+            if is_counted:
+                self._core.left(file)
         if not self._is_held(known, block):
             self._core.stop(file)

@@ -17,6 +17,7 @@ from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.fleet.open import open_membership
+from stoker.cache.fleet.static import StaticMembership, as_listed
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
 from stoker.cache.origin.open import open_origin
 from stoker.cache.server.added import AddedBuckets
@@ -27,13 +28,20 @@ from stoker.cache.server.connections import Connections
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.keeping import Keeping
-from stoker.cache.server.listening import connections_max, listen_tcp, listen_unix, raise_file_limit
+from stoker.cache.server.listening import (
+    OWN_USER_MODE,
+    connections_max,
+    listen_tcp,
+    listen_unix,
+    passing_max,
+    raise_file_limit,
+)
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError
-from stoker.wire.cache_api import BucketSpec, FleetMember
+from stoker.wire.cache_api import BucketSpec, FleetMember, FleetStatus
 
 _TICK_S = 0.25
 _DRAIN_S = 5.0
@@ -59,6 +67,13 @@ class ServerSettings:
     unix_path: str | None = None
     """A Unix socket to listen on as well."""
 
+    unix_mode: int = OWN_USER_MODE
+    egress_bytes_per_s: float = 0.0
+    """How much content may go out, to all readers together; 0: no limit."""
+    connection_bytes_per_s: float = 0.0
+    """How much content may go out on one connection; 0: no limit."""
+    """Who may connect to it: all whom its permissions let write. What they may read their tokens say."""
+
     buckets: Mapping[str, BucketSpec] = field(default_factory=dict)
     tokens: Sequence[str] = ()
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
@@ -75,8 +90,8 @@ class ServerSettings:
     """This server's own in its fleet, the same after a restart; empty: its URL."""
 
     zone: str = ""
-    weight: int = 1
-    """Its share of the fleet's blocks, beside the others'."""
+    weight: int | None = None
+    """Its share of the fleet's blocks, beside the others'; None: 1, or what a fixed list of the members says."""
 
     summary_every_s: float = EVERY_S
     """How often it tells the others what it holds, for `replica-aware` buckets."""
@@ -109,6 +124,7 @@ class CacheServer:
         self._failure: BaseException | None = None
         self._trim: Trim | None = None
         self._added: AddedBuckets | None = None
+        self._keeping: Keeping | None = None
         self._summaries: Summaries | None = None
 
     async def start(self) -> Listening:
@@ -124,7 +140,7 @@ class CacheServer:
         endpoint = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
             if settings.unix_path is not None:
-                listeners.append(listen_unix(settings.unix_path))
+                listeners.append(listen_unix(settings.unix_path, settings.unix_mode))
                 self._unix_path = Path(settings.unix_path)
             self._engine = engine = await self._open_engine(endpoint)
         except BaseException:
@@ -133,8 +149,10 @@ class CacheServer:
             raise
         self._summaries = Summaries(engine, self._clock, self._rng.fork(4), settings.summary_every_s)
         engine.store.clearing.copies_of = self._summaries.copies
-        self._start_front(engine, self._summaries, listeners)
-        self._trim = Trim(engine)
+        assert self._added is not None
+        assert self._keeping is not None
+        self._start_front(engine, self._added, self._keeping, self._summaries, listeners)
+        self._trim = Trim(engine, self._rng.fork(5))
         self._trim.start()
         engine.fleet.on_late_join = self._has_joined_late
         engine.fleet.on_failure = self._fail
@@ -202,6 +220,11 @@ class CacheServer:
             )
             for name, spec in settings.buckets.items():
                 engine.add_bucket(name, spec)
+            # What is kept by which rules must be known before anything leaves for a lower limit.
+            self._added = AddedBuckets(engine, settings.folder, self._set_rules)
+            self._added.restore()
+            self._keeping = Keeping(engine, settings.folder)
+            self._keeping.restore()
             await store.start()
         except BaseException:
             await store.close()
@@ -217,26 +240,41 @@ class CacheServer:
                 f"a server of a fleet that listens on {settings.host} has to say where the others reach it: give "
                 "--advertise http://HOST:PORT"
             )
-        me = FleetMember(settings.name or url.removeprefix("http://"), url, settings.weight, settings.zone)
+        weight = 1 if settings.weight is None else settings.weight
+        me = FleetMember(settings.name or url.removeprefix("http://"), url, weight, settings.zone)
         membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
+        listed = membership.listed(me.name) if isinstance(membership, StaticMembership) else None
+        if listed is not None:
+            me = as_listed(me, settings.weight, listed)
         peers = Peers(self._auth.fleet_token())
         rng = self._rng.fork(3)
         return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)
 
-    def _start_front(self, engine: Engine, summaries: Summaries, listeners: Sequence[socket.socket]) -> None:
+    def _start_front(
+        self,
+        engine: Engine,
+        added: AddedBuckets,
+        keeping: Keeping,
+        summaries: Summaries,
+        listeners: Sequence[socket.socket],
+    ) -> None:
         limits = FrontSettings()
         limits.connections_max = connections_max()
+        limits.passing_max = passing_max()
+        limits.egress_bytes_per_s = self._settings.egress_bytes_per_s
+        limits.connection_bytes_per_s = self._settings.connection_bytes_per_s
         self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
         for listener in listeners:
             listener.setblocking(False)
             front.listen(listener.detach())
-        self._added = added = AddedBuckets(engine, self._settings.folder, self._set_rules)
-        added.restore()
-        engine.fleet.vetting.on_meeting = added.meet
+
+        async def meet(member: FleetMember, said: FleetStatus) -> None:
+            summaries.met(member.name, said.instance)
+            await added.meet(member, said)
+
+        engine.fleet.vetting.on_meeting = meet
         self._set_rules()
         hits = FrontHits(front.take_hits)
-        keeping = Keeping(engine, self._settings.folder)
-        keeping.restore()
         admin = Admin(
             engine,
             hits,

@@ -65,6 +65,7 @@ class Summaries:
         self._view: _View | None = None
         self._own: Summary | None = None
         self._heard: dict[str, Summary] = {}
+        self._instances: dict[str, str] = {}
         self._next_at = 0.0
         self._retries = 0
 
@@ -82,6 +83,12 @@ class Summaries:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def met(self, name: str, instance: str) -> None:
+        """A member has said who it is. What one told that has started anew since may be gone with its disk."""
+        before, self._instances[name] = self._instances.get(name), instance
+        if before not in (None, instance):
+            self._heard = {peer: one for peer, one in self._heard.items() if peer != name}
 
     def copies(self, piece: Piece) -> int:
         """How many copies of a piece that is held here may be counted, this one included. From any thread."""
@@ -174,6 +181,8 @@ class Summaries:
         if before is None or before.members is not members:
             # In this order: a thread that sees the new view must not count by what was heard in the old one.
             self._heard, self._own, self._view = {}, None, None
+            known = self._instances.items()
+            self._instances = {name: one for name, one in known if engine.fleet.url(name) is not None}
         if engine.fleet.is_alone or not buckets:
             self._heard, self._own, self._view = {}, None, None
         elif self._view is None:

@@ -11,7 +11,8 @@ import logging
 from collections import defaultdict
 from contextlib import aclosing
 
-from stoker._native import Name, Piece
+from stoker._native import FileProblem, Found, Name, Piece
+from stoker.base.rng import Rng
 from stoker.cache.layout import block_count
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.buckets import Bucket
@@ -21,16 +22,22 @@ from stoker.errors import CacheUnavailable, StokerError
 
 log = logging.getLogger("stoker.cache")
 AFTER_S = 5.0
+LATER_S_MAX = 5.0
+"""Up to so much later, by chance: all servers hear of a change at the same time."""
 EVERY_S = 300.0
 PAUSE_S = 0.02
 BLOCKS_AT_ONCE = 500
+_BLOCKS_PER_TURN = 256
+"""So many blocks are sorted before others have their turn."""
 
 
 class Trim:
     """Runs some seconds after each change of the fleet, and now and then: it takes its time."""
 
-    def __init__(self, engine: Engine, after_s: float = AFTER_S) -> None:
+    def __init__(self, engine: Engine, rng: Rng, after_s: float = AFTER_S) -> None:
         self._engine = engine
+        self._rng = rng
+        self._sorted_blocks = 0
         self._after_s = after_s
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -52,7 +59,7 @@ class Trim:
             except TimeoutError:
                 pass
             self._changed.clear()
-            await asyncio.sleep(self._after_s)
+            await asyncio.sleep(self._after_s + self._rng.uniform(0, LATER_S_MAX))
             if self._engine.fleet.is_alone:
                 continue
             for bucket in list(self._engine.buckets.values()):
@@ -69,22 +76,37 @@ class Trim:
                 asked: dict[tuple[str, ...], list[Block]] = defaultdict(list)
                 for name in names:
                     if name.container:
-                        self._sort(bucket, name, asked)
+                        await self._sort(bucket, name, asked)
                 for keepers, blocks in asked.items():
                     for first in range(0, len(blocks), BLOCKS_AT_ONCE):
                         await self._give_up(bucket, keepers, blocks[first : first + BLOCKS_AT_ONCE])
                 await asyncio.sleep(PAUSE_S)
 
-    def _sort(self, bucket: Bucket, name: Name, asked: dict[tuple[str, ...], list[Block]]) -> None:
+    async def _sort(self, bucket: Bucket, name: Name, asked: dict[tuple[str, ...], list[Block]]) -> None:
         """Blocks that are here and belong to others, by whom they belong to."""
         engine = self._engine
+        found = self._find(bucket, name)
+        if found is None:
+            return
         for index in range(block_count(name.size_bytes, engine.block_size_bytes)):
+            self._sorted_blocks += 1
+            if self._sorted_blocks % _BLOCKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if (found.block(index) is None) if found.is_large else index > 0:
+                continue
             owner_name = block_owner_name(bucket.name, name.key, index)
             owners = engine.fleet.view.placement().owners(owner_name, bucket.spec.max_replicas)
             keepers = tuple(owner.name for owner in owners)
-            is_ours = not keepers or engine.fleet.me.name in keepers
-            if not is_ours and engine.store.holds(bucket.number, name.key, name.version, index):
+            if keepers and engine.fleet.me.name not in keepers:
                 asked[keepers].append((name.key, name.version, index))
+
+    def _find(self, bucket: Bucket, name: Name) -> Found | None:
+        """What is here of an object, if it still is that version."""
+        try:
+            found = self._engine.store.index.find(bucket.number, name.key, True)
+        except FileProblem:
+            return None
+        return found if found is not None and found.version == name.version and found.container else None
 
     async def _give_up(self, bucket: Bucket, keepers: tuple[str, ...], blocks: list[Block]) -> None:
         fleet, store = self._engine.fleet, self._engine.store

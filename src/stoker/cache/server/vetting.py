@@ -50,8 +50,13 @@ class Vetting:
 
     def keep(self, names: Iterable[str]) -> None:
         """Only these are members now."""
-        known = set(names)
-        self._outages = {name: outage for name, outage in self._outages.items() if name in known}
+        self.forget((self._outages.keys() | self._view.down()) - set(names))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These are no members any more."""
+        for name in names:
+            self._outages.pop(name, None)
+            self._view.answered(name)
 
     def lost(self, name: str, why: str) -> None:
         """A member cannot be used."""
@@ -81,12 +86,13 @@ class Vetting:
         await self.on_meeting(member, said)
         return said
 
-    async def is_twin(self, member: FleetMember) -> bool:
-        """Whether another server than this one answers where a member is said to be, under its name."""
+    async def is_twin(self, member: FleetMember) -> bool | None:
+        """Whether another server than this one answers where a member is said to be, under its name. None: one answers
+        that does not say who it is."""
         try:
             said = await self._peers.fleet(member.url)
         except PeerRefused:
-            return True  # who can tell?
+            return None
         except StokerError:
             return False
         return said.name == member.name and said.instance != self.instance

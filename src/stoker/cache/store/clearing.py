@@ -28,6 +28,11 @@ DRAWS_MAX = 8
 """So often pieces are drawn by chance where few of them may leave."""
 REWRITE_SHARE = 0.25
 """The part of the time that may go into writing segments anew."""
+LOOK_SHARE = 0.01
+"""The part of the time that may go into looking for such, where there is none."""
+LOOK_EVERY_S_MAX = 60.0
+OLD_SHARE = 0.01
+"""What is kept for a time is looked at again after such a part of it."""
 TRIES_MAX = 3
 """So many segments with copies are looked at for one from which no last copy need be lost."""
 
@@ -58,24 +63,29 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._rewrite_from = 0.0
-        self._loads: list[int] = []
+        self._look_from = 0.0
+        self._old_from: dict[int, float] = {}
+        self._loads: list[tuple[str, int]] = []
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
         self.rewritten_bytes = 0
 
     @contextlib.contextmanager
-    def loading(self, since_s: int) -> Iterator[None]:
-        """While a load is under way that began then, in the index's seconds: nothing that was written or used since
-        leaves for what is loaded, so that a load never pushes out what it has brought itself."""
-        self._loads.append(since_s)
+    def loading(self, bucket: str, since_s: int) -> Iterator[None]:
+        """While a load of a bucket is under way that began then, in the index's seconds: nothing that was written or
+        used since leaves for what is loaded, so that a load never pushes out what it has brought itself."""
+        self._loads.append((bucket, since_s))
         try:
             yield
         finally:
-            self._loads.remove(since_s)
+            self._loads.remove((bucket, since_s))
 
     async def make_room(self, lot: int, size_bytes: Callable[[], int], *, is_loading: bool = False) -> bool:
         """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
+        before_s: int | None = None
         while True:
+            if is_loading:
+                before_s = self._load_began_s(lot, before_s)
             need = self._ask(lot, size_bytes(), is_loading=is_loading)
             if need.fits or need.is_refused:
                 return need.fits
@@ -83,15 +93,20 @@ class Clearing:
                 need = self._ask(lot, size_bytes(), is_loading=is_loading)
                 if need.fits or need.is_refused:
                     continue
-                before_s = min(self._loads) if is_loading and self._loads else None
+                if is_loading and before_s is None:
+                    return False  # whoever loaded it has left before it was stored: nothing leaves for it
                 if not await self._give_up_one(need, before_s):
                     return False
 
     async def shrink(self) -> None:
         """Keep to the limit where it is lower than what is here from before."""
         async with self._lock:
-            while (need := self._held.room.over()).missing_bytes > 0:
-                if not await self._give_up_one(need):
+            room = self._held.room
+            while room.over().missing_bytes > 0:
+                # What is pinned leaves only where all else is not enough.
+                if not await self._give_up_one(room.over()) and not await self._give_up_one(
+                    room.over(with_pinned=True)
+                ):
                     return
 
     def lose(self, piece: Piece) -> None:
@@ -117,19 +132,31 @@ class Clearing:
     async def rewrite_sparse(self) -> bool:
         """Write the sparsest segment anew, if there is one and it is time to; whether it was."""
         held = self._held
-        if held.now() < self._rewrite_from:
+        if held.now() < max(self._rewrite_from, self._look_from):
             return False
         async with self._lock:
-            live = await held.run(held.index.segments)
-            number = held.segments.sparsest(lambda n: live[n].size_bytes if n in live else 0)
+            began = held.now()
+            live = await held.run(self._live_bytes, held.segments.at_rest())
+            number = held.segments.sparsest(lambda n: live.get(n, held.segments.bytes_of(n)))
             if number is None:
+                now = held.now()
+                self._look_from = now + min(LOOK_EVERY_S_MAX, (now - began) * (1 / LOOK_SHARE - 1))
                 return False
             return await self._leave(number, await self._pieces(number), is_whole=True)
 
+    def _live_bytes(self, segments: Sequence[int]) -> dict[int, int]:
+        """In a thread: what of each segment is still held. Of large objects' files there may be many more."""
+        found = {number: self._held.index.container(number) for number in segments}
+        return {number: 0 if one is None else one.size_bytes for number, one in found.items()}
+
     async def give_up_old(self) -> None:
-        """What a bucket keeps for a time only leaves once that is over."""
+        """What a bucket keeps for a time only leaves once that is over; it may be a little later, for all that is held
+        is looked at."""
         held = self._held
         for bucket in [bucket for bucket in held.lots.all() if bucket.evict_after_s > 0]:
+            if held.now() < self._old_from.get(bucket.number, 0.0):
+                continue
+            self._old_from[bucket.number] = held.now() + bucket.evict_after_s * OLD_SHARE
             before_s = int(held.now_s() - bucket.evict_after_s)
             async with self._lock:
                 lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
@@ -144,6 +171,11 @@ class Clearing:
                         pieces = await self._pieces(number)
                         if pieces and (lot := held.lot_of_piece(pieces[0])) in lots:
                             self._large.lose_file(number, lot)
+
+    def _load_began_s(self, lot: int, before_s: int | None) -> int | None:
+        """When the first of the loads of the lot's bucket began; where all have ended since, when they had."""
+        name = self._held.room.lot(lot).bucket
+        return min((since_s for bucket, since_s in self._loads if bucket == name), default=before_s)
 
     # -- one step -----------------------------------------------------------------------------------------------
 

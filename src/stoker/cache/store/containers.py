@@ -18,25 +18,15 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from stoker._native import Files
 from stoker.cache.segments import PAGE_BYTES
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
-FILES_FOLDER = "files"
 OPEN_TO_WRITE_MAX = 64
 OPEN_TO_SEND_MAX = 4096
 _LOST = frozenset((errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.EUCLEAN))
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-
-
-class FolderIdentity(NamedTuple):
-    """Which folder this is, for a reader on the same machine."""
-
-    path: bytes
-    device: int
-    inode: int
 
 
 class ContainerFiles:
@@ -47,7 +37,7 @@ class ContainerFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.below = folder / FILES_FOLDER
+        self.below = folder / "files"
         try:
             self.below.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -60,18 +50,11 @@ class ContainerFiles:
             raise EnvironmentProblem(
                 f"the cache folder {folder} is in use by another cache server; give each its own --dir"
             ) from error
-        found = os.stat(folder)
-        self.identity = FolderIdentity(os.fsencode(folder.absolute()), found.st_dev, found.st_ino)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.sending = Files(str(self.below), max(16, min(OPEN_TO_SEND_MAX, soft // 4)))
         """Descriptors to send from, which the front uses as well."""
         self._writing: OrderedDict[int, int] = OrderedDict()
         self._lock = threading.Lock()
-
-    def relative_path(self, number: int) -> bytes:
-        """Where a container's file is, below the folder."""
-        path = self.sending.path(number)
-        return os.fsencode(FILES_FOLDER + path[len(str(self.below)) :])
 
     def create(self, number: int) -> None:
         """Make the file of a container whose number was never used. Raises EnvironmentProblem."""

@@ -1,0 +1,20 @@
+// The frames of a batch, as `wire/cache_batch.py` has them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace stoker {
+
+constexpr char FRAME_LAST = 1, FRAME_DESCRIPTORS = 5, FRAME_PLACE = 6;
+
+inline void append_number(std::string& into, uint64_t number, int bytes) {
+  for (int shift = (bytes - 1) * 8; shift >= 0; shift -= 8) into.push_back(static_cast<char>(number >> shift));
+}
+
+inline void append_frame(std::string& into, char kind, uint64_t size) {
+  into.push_back(kind);
+  append_number(into, size, 4);
+}
+
+}  // namespace stoker

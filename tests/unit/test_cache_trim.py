@@ -1,0 +1,89 @@
+"""Copies beyond what a bucket allows leave, and while they are looked for everybody else has their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.base.rng import Rng
+from stoker.cache.maglev import block_owner_name
+from stoker.cache.server.peers import Block
+from stoker.cache.server.trim import Trim
+from stoker.wire.cache_api import HeldAnswer
+from tests.unit.test_cache_summaries import BLOCK, Server, World, run
+
+BLOCKS = 5000
+
+
+async def all_but_block_4(url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
+    """What peers say that they hold."""
+    return HeldAnswer([index != 4 for _, _, index in blocks])
+
+
+def owner(server: Server, key: str, index: int) -> str:
+    found = server.fleet.view.placement().owner(block_owner_name("b", key, index))
+    assert found is not None
+    return found.name
+
+
+def test_what_others_hold_leaves_and_nobody_waits_meanwhile(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        x = world.servers["x"]
+        world.peers.held = all_but_block_4  # type: ignore[method-assign]
+        known = x.known("huge", BLOCKS * BLOCK)
+        held = [*range(8), BLOCKS - 1]
+        for index in held:
+            assert await x.store.put(known, index, bytes(BLOCK))
+        for n in range(20):
+            await x.put(f"k{n}", 1000)
+        trim = Trim(x.engine, Rng(5))
+        turns: list[int] = []
+
+        async def watch() -> None:
+            while True:
+                turns.append(trim._sorted_blocks)
+                await asyncio.sleep(0)
+
+        watching = asyncio.ensure_future(watch())
+        await asyncio.sleep(0)
+        await trim.trim(x.engine.bucket("b"))
+        turns.append(trim._sorted_blocks)
+        watching.cancel()
+        stays = [index for index in held if owner(x, "huge", index) == "x" or index == 4]
+        assert [index for index in held if x.store.has(known, index)] == stays
+        assert 0 < len(stays) < len(held)
+        for n in range(20):
+            assert x.holds(f"k{n}") == (owner(x, f"k{n}", 0) == "x")
+        assert turns[-1] > BLOCKS
+        assert max(after - before for before, after in itertools.pairwise(turns)) <= 256
+
+    run(World(tmp_path, policy="lru", max_replicas=1), story)
+
+
+def test_servers_trim_at_different_times(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        waits: list[float] = []
+        sleep = asyncio.sleep
+
+        async def note(wait_s: float) -> None:
+            waits.append(wait_s)
+            await sleep(3600)
+
+        trims = [Trim(server.engine, Rng(n), 1.0) for n, server in enumerate(world.servers.values())]
+        asyncio.sleep = note  # type: ignore[assignment]
+        try:
+            for trim in trims:
+                trim._changed.set()
+                trim.start()
+            for _ in range(5):
+                await sleep(0)
+        finally:
+            asyncio.sleep = sleep
+            for trim in trims:
+                await trim.stop()
+        assert len(set(waits)) == 3
+        assert all(1.0 <= wait_s <= 6.0 for wait_s in waits)
+
+    run(World(tmp_path, policy="lru", max_replicas=1), story)
