@@ -70,6 +70,8 @@ void a_long_file(const std::string& folder) {
   }
   CHECK(index.figures().at(1).pieces == held.pieces && index.figures().at(1).size_bytes == held.size_bytes);
   CHECK(index.containers().size() == files + index.segments().size() && index.segments().size() == 89);
+  for (const auto& [_, container] : index.containers()) held.pieces -= container.pieces;
+  CHECK(held.pieces == 0);
   std::set<uint32_t> drawn;
   for (const Piece& piece : index.sample(200, {1}, Packing::large, 3)) drawn.insert(piece.container);
   CHECK(drawn.size() > 150 && *drawn.begin() > 1000 && index.sample(5, {2}, Packing::large, 3).empty());

@@ -53,11 +53,12 @@ bool next_name(const Folder& folder, std::string& name, int& number) {
 int files_in(const std::string& path, const std::string& name, std::vector<OnDisk>& found) {
   const Folder folder = open_folder(path + "/" + name);
   if (!folder) return errno == ENOTDIR || errno == ELOOP || errno == ENOENT ? 0 : errno;
+  const Files files("", 0);  // for their names
   int number = 0;
   for (std::string file; next_name(folder, file, number);) {
     struct stat about;
     const auto container = static_cast<uint32_t>(std::strtoul(file.c_str(), nullptr, 16));
-    if (container == 0 || Files::name(container) != "/" + name + "/" + file) continue;
+    if (container == 0 || files.path(container) != "/" + name + "/" + file) continue;
     if (::fstatat(::dirfd(folder.get()), file.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0)
       found.push_back({container, static_cast<uint64_t>(about.st_blocks) * 512});
   }

@@ -17,7 +17,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 constexpr uint64_t THREADS_FROM_BYTES = 16 * 1024 * 1024;
-constexpr size_t RUNS_MAX = 1024;  // of what is counted, before it is taken over
+constexpr size_t RUNS_MAX = 256;  // of what is counted, before it is taken over
 // How many records ahead memory is asked for: first a record's slot in the table, then the object that it leads to.
 constexpr size_t SLOT_AHEAD = 16, OBJECT_AHEAD = 8;
 

@@ -151,7 +151,6 @@ void bind_index(py::module_& module) {
           },
           py::arg("bucket"), py::arg("key"), py::arg("block"), py::arg("now_s"), release())
       .def("containers", &Index::containers, release())
-      .def("segments", &Index::segments, release())
       .def("container", &Index::container, py::arg("number"))
       .def("doubt", &Index::doubt, py::arg("container"), release())
       .def("key_of", &Index::key_of, py::arg("piece"), release())
