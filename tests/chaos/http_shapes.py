@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from stoker.wire.cache_api import HeldQuery, LoadRequest
-from stoker.wire.cache_batch import ReadRequest
+from stoker.wire.cache_batch import DescriptorsWanted, ReadRequest
 
 CANARY = "canary"
 """An object that is only ever asked for inside what is no request."""
@@ -191,7 +191,7 @@ class Shapes:
                 lambda: self._request(b"GET", key, b"Range: bytes=1-99\r\n" + extra),
                 lambda: self._request(b"GET", f"missing-{rng.randrange(MISSING_KEYS)}", extra),
                 lambda: self._post(b"/-/read", encode(ReadRequest("b", known * rng.choice([1, 20]))), extra),
-                lambda: self._post(b"/-/read", encode(ReadRequest("b", known, 1, True)), extra),
+                lambda: self._post(b"/-/read", encode(ReadRequest("b", known, DescriptorsWanted(1, 8, rng.randbytes(12)))), extra),
                 lambda: self._post(b"/-/held/b", encode(HeldQuery([(key, "1-2", 0)])), extra),
                 lambda: self._post(b"/-/fetch/b", encode(HeldQuery([(key, "1-2", 0)])), extra),
                 lambda: self._post(b"/-/load/b", encode(LoadRequest(known, 1)), extra),
