@@ -185,13 +185,14 @@ class Shapes:
         key = rng.choice(self._keys)
         known = [key, f"missing-{rng.randrange(MISSING_KEYS)}"]
         extra = b"".join(line + b"\r\n" for line in rng.sample(_HEADERS, rng.choice([0, 0, 1, 2])))
+        wanted = DescriptorsWanted(1, 8, rng.randbytes(12))
         return rng.choice(
             [
                 lambda: self._request(b"GET", key, extra),
                 lambda: self._request(b"GET", key, b"Range: bytes=1-99\r\n" + extra),
                 lambda: self._request(b"GET", f"missing-{rng.randrange(MISSING_KEYS)}", extra),
                 lambda: self._post(b"/-/read", encode(ReadRequest("b", known * rng.choice([1, 20]))), extra),
-                lambda: self._post(b"/-/read", encode(ReadRequest("b", known, DescriptorsWanted(1, 8, rng.randbytes(12)))), extra),
+                lambda: self._post(b"/-/read", encode(ReadRequest("b", known, wanted)), extra),
                 lambda: self._post(b"/-/held/b", encode(HeldQuery([(key, "1-2", 0)])), extra),
                 lambda: self._post(b"/-/fetch/b", encode(HeldQuery([(key, "1-2", 0)])), extra),
                 lambda: self._post(b"/-/load/b", encode(LoadRequest(known, 1)), extra),
