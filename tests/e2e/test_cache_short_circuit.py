@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -102,14 +103,20 @@ def test_only_who_wants_is_passed_descriptors(cache: EmbeddedCache, objects: dic
             assert client.status().local_hits == 0
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may look into, as pytest's own is not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
 @needs_root
 def test_another_user_reads_without_a_way_to_the_files_and_only_what_it_may(
-    tmp_path: Path, objects: dict[str, bytes]
+    tmp_path: Path, objects: dict[str, bytes], open_folder: Path
 ) -> None:
     others = fill(tmp_path / "others", LONG, 100_000)
-    path, folder = tmp_path / "socket", tmp_path / "cache"
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
+    path, folder = open_folder / "socket", open_folder / "cache"
     buckets = {"b": str(tmp_path / "origin"), "others": str(tmp_path / "others")}
     tokens = ("--token", "token-of-b:b", "--token", "token-of-others:others")
     with served(folder, buckets, *tokens, "--unix", str(path), "--socket-mode", "0666"):
