@@ -76,7 +76,7 @@ def test_without_restarts_the_first_error_is_what_one_sees(tmp_path: Path) -> No
                PYTHONPATH=str(Path(__file__).parents[2]))  # fmt: skip
     # A thread of torch's own sometimes ends an interpreter that has said its last word by SIGABRT.
     is_aborted = "terminate called without an active exception" in done.text
-    assert done.code == (134 if is_aborted else 1), done.text
+    assert done.code == 1 or (is_aborted and done.code == 134), done.text
     tail = done.err[done.err.rindex("Traceback") :]
     assert "RuntimeError: the first attempt fails" in tail
     assert "the run failed: rank 1" in tail
