@@ -46,6 +46,14 @@ class Part(NamedTuple):
     size_bytes: int
 
 
+class ByteRange(NamedTuple):
+    """Bytes `[start, stop)` of an object."""
+
+    key: str
+    start: int
+    stop: int
+
+
 class CacheClient:
     """Talks to one cache server at `http://host:port` or `unix:///path`; connects when first used.
 
@@ -121,6 +129,10 @@ class CacheClient:
                     found[position] = item
             items += [item for item in found if item is not None]
         return items
+
+    def read_ranges(self, bucket: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Parts of objects, in the order of `ranges`; a part ends where its object does. Raises as `read`."""
+        return [self.read(bucket, part.key, part.start, part.stop) for part in ranges]
 
     def _read_batch(
         self, bucket: str, keys: list[str], descriptors: Descriptors | None
