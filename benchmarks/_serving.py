@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from _web import TOKEN
 
-LIMITED = str(Path(__file__).parent / "scripts" / "limited_server.py")
 _STOP_S = 30.0
 
 
@@ -37,15 +36,21 @@ def serve(
     *flags: str,
     listen: str = "127.0.0.1:0",
     capacity_bytes: int = 20 * 10**9,
-    egress_bytes_per_s: float = 0.0,
     entry: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """`stoker cache serve` of a bucket `b`. `entry`: what stands before its command.
-
-    The limit of what all connections may send together has no flag: a script sets it.
-    """
-    program = [LIMITED, str(egress_bytes_per_s)] if egress_bytes_per_s else ["-m", "stoker.cli.main"]
-    command = [*entry, sys.executable, *program, "cache", "serve", "--listen", listen, "--token", TOKEN]
+    """`stoker cache serve` of a bucket `b`. `entry`: what stands before its command."""
+    command = [
+        *entry,
+        sys.executable,
+        "-m",
+        "stoker.cli.main",
+        "cache",
+        "serve",
+        "--listen",
+        listen,
+        "--token",
+        TOKEN,
+    ]
     command += ["--dir", str(folder), "--capacity", str(capacity_bytes), "--bucket", f"b={origin}", *flags]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:

@@ -63,7 +63,7 @@ def main() -> int:
         folder.chmod(0o755)  # nginx's worker runs as another user
         with (
             nginx(folder) as (nginx_url, _),
-            serve(folder / "line", origin, egress_bytes_per_s=LINE_BYTES_PER_S) as line,
+            serve(folder / "line", origin, "--egress", str(int(LINE_BYTES_PER_S))) as line,
             serve(folder / "free", origin) as free,
         ):
             for server in (line, free):
