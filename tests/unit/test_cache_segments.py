@@ -56,7 +56,9 @@ def test_no_two_objects_share_a_byte_and_no_lot_a_segment(steps: list[tuple[str,
             assert files[number][1] <= 100 or offset == 0, "only one that is larger has a larger segment"
             assert segments.is_open(number)
         elif kind == "seal":
-            closed = segments.seal(bucket)
+            closed = next((n for n in files if segments.is_open(n) and segments.lot_of(n) == bucket), None)
+            if closed is not None:
+                segments.seal_segment(closed)
         else:
             closed = None
             number = segments.oldest([bucket]) or 0
@@ -204,15 +206,15 @@ def test_hits_are_nearly_those_of_exact_recency(exponent: float, share: float) -
 def test_what_is_placed_apart_shares_a_lot_and_no_segment() -> None:
     segments = Segments(100, numbers())
     first = segments.place(1, 40, 0).segment
-    apart = segments.place(1, 30, 0, is_apart=True)
+    apart = segments.place(1, 30, 0, apart=1)
     assert apart.is_new
-    assert segments.growth_bytes(1, 40) == segments.growth_bytes(1, 40, is_apart=True) == 0
-    assert [segments.place(1, 40, 1).segment, segments.place(1, 30, 1, is_apart=True).segment] == [
+    assert segments.growth_bytes(1, 40) == segments.growth_bytes(1, 40, apart=1) == 0
+    assert [segments.place(1, 40, 1).segment, segments.place(1, 30, 1, apart=1).segment] == [
         first,
         apart.segment,
     ]
     assert segments.lot_of(apart.segment) == 1
-    assert segments.place(1, 60, 2, is_apart=True).sealed == apart.segment
+    assert segments.place(1, 60, 2, apart=1).sealed == apart.segment
     for number in (first, first, apart.segment, apart.segment, apart.segment + 1):
         assert not segments.is_at_rest(number)
         segments.settle(number)
@@ -222,7 +224,7 @@ def test_what_is_placed_apart_shares_a_lot_and_no_segment() -> None:
     segments.seal_segment(first)
     segments.seal_segment(first)
     assert segments.largest_open([1]) == apart.segment + 1
-    assert segments.seal(1) is None
+    assert not segments.is_open(first)
     segments.set_lot(apart.segment + 1, 2)
     assert segments.largest_open([1, 2]) is None
     assert [segments.oldest([1]), segments.oldest([2])] == [apart.segment, apart.segment + 1]

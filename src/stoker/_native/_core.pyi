@@ -206,6 +206,13 @@ class Index:
     def key_of(self, piece: Piece) -> str:
         """The key that a piece belongs to; empty if it is known no more."""
 
+    def ids(self, bucket: int, keys: Sequence[str]) -> bytes:
+        """The last eight bytes of each key's id, as pieces have it, one after the other."""
+
+    def lacking(self, bucket: int, keys: Sequence[str], checked_from_s: int) -> list[int]:
+        """Which of these keys are not held whole, or of which nobody has asked the origin since then; not of those that
+        are known not to be there. Counts as no use."""
+
     def container_max(self) -> int:
         """The largest number that was ever used, as far as the file tells."""
 

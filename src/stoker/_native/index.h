@@ -176,6 +176,11 @@ class Index {
   bool lose(const Piece& piece);
   // Have what is held of a container verified before it is served again.
   void doubt(uint32_t container);
+  // The last eight bytes of each key's id, one after the other.
+  std::string ids(uint16_t bucket, const std::vector<std::string>& keys) const;
+  // Which of these keys are not held whole, or of which nobody has asked the origin since then; not of those that are
+  // known not to be there. Counts as no use.
+  std::vector<uint32_t> lacking(uint16_t bucket, const std::vector<std::string>& keys, uint32_t checked_from_s) const;
   // The key that a piece belongs to; empty if it is known no more.
   std::string key_of(const Piece& piece) const;
   // A packed object was written anew elsewhere. False if it does not lie where the piece says. Throws FileProblem.

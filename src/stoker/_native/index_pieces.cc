@@ -16,6 +16,37 @@ Hash128 Index::identity(uint16_t bucket, std::string_view key) const {
   return siphash(key_, bytes_of(number), key);
 }
 
+std::string Index::ids(uint16_t bucket, const std::vector<std::string>& keys) const {
+  std::string ids;
+  ids.reserve(8 * keys.size());
+  for (const std::string& key : keys) {
+    const uint64_t low = identity(bucket, key).low;
+    ids.append(reinterpret_cast<const char*>(&low), sizeof low);
+  }
+  return ids;
+}
+
+std::vector<uint32_t> Index::lacking(uint16_t bucket, const std::vector<std::string>& keys,
+                                     uint32_t checked_from_s) const {
+  std::vector<uint32_t> lacking;
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    const Hash128 id = identity(bucket, keys[i]);
+    Shard& shard = shard_of(id);
+    const Lock lock(shard.mutex);
+    const uint32_t number = shard.find(id);
+    bool is_here = false;
+    if (number != NONE && shard.at(number).checked_s >= checked_from_s) {
+      Object& object = shard.at(number);
+      is_here = (object.flags & Object::ABSENT) || object.size_bytes == 0 || object.container != 0;
+      if (is_here && (object.flags & Object::LARGE))
+        for (uint32_t block = 0; is_here && block < shard.blocks(object); ++block)
+          is_here = shard.block(object, block).has_value();
+    }
+    if (!is_here) lacking.push_back(i);
+  }
+  return lacking;
+}
+
 uint32_t Index::tag_of(std::string_view version, uint64_t size_bytes) const {
   return static_cast<uint32_t>(siphash(key_, bytes_of(size_bytes), version).low);
 }

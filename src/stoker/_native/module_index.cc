@@ -154,6 +154,18 @@ void bind_index(py::module_& module) {
       .def("container", &Index::container, py::arg("number"))
       .def("doubt", &Index::doubt, py::arg("container"), release())
       .def("key_of", &Index::key_of, py::arg("piece"), release())
+      .def(
+          "ids",
+          [](const Index& index, uint16_t bucket, const std::vector<std::string>& keys) {
+            std::string ids;
+            {
+              const py::gil_scoped_release unlocked;
+              ids = index.ids(bucket, keys);
+            }
+            return py::bytes(ids);
+          },
+          py::arg("bucket"), py::arg("keys"))
+      .def("lacking", &Index::lacking, py::arg("bucket"), py::arg("keys"), py::arg("checked_from_s"), release())
       .def("container_max", &Index::container_max)
       .def(
           "pieces",

@@ -56,6 +56,7 @@ class Room:
         self._lots: dict[int, Lot] = {}
         self._used: dict[int, int] = {}
         self._quotas: dict[str, int] = {}
+        self._foreseen: set[str] = set()
 
     def set_lot(self, lot: Lot) -> None:
         """Add a lot, or change what it may do."""
@@ -65,6 +66,13 @@ class Room:
     def set_quota(self, bucket: str, quota_bytes: int) -> None:
         """What all lots of a bucket may use together; 0: no limit."""
         self._quotas[bucket] = quota_bytes
+
+    def set_foreseen(self, bucket: str, *, is_foreseen: bool) -> None:
+        """Whether it is known of a bucket what is read next: `uniform` replaces what is read later, then."""
+        if is_foreseen:
+            self._foreseen.add(bucket)
+        else:
+            self._foreseen.discard(bucket)
 
     def lot(self, number: int) -> Lot:
         """Raises KeyError."""
@@ -137,12 +145,16 @@ class Room:
         return Need(max(0, over), lots if over > 0 else frozenset(), False, "the limit is lower than it was")
 
     def _from(self, lot: Lot, missing_bytes: int, among: list[Lot], what: str) -> Need:
-        if lot.policy == UNIFORM and not lot.is_pinned:
+        is_foreseen = lot.bucket in self._foreseen
+        if lot.policy == UNIFORM and not lot.is_pinned and not is_foreseen:
             return _refused(f"{what} is reached, and uniform never replaces")
-        giving = frozenset(other.number for other in among if other.gives and self._used[other.number])
+        giving = frozenset(other.number for other in among if self._gives(other) and self._used[other.number])
         if not giving:
             return _refused(f"{what} is reached, and nothing in it may leave")
         return Need(missing_bytes, giving, False, f"{what} is reached")
+
+    def _gives(self, lot: Lot) -> bool:
+        return lot.gives or (not lot.is_pinned and lot.bucket in self._foreseen)
 
 
 _FITS = Need(0, frozenset(), False, "there is room")

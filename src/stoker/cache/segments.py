@@ -24,6 +24,10 @@ ALIGNED_FROM_BYTES = 64 * 1024
 """From here on an object begins at a page: else sending it takes one page more."""
 
 
+_Stream = tuple[int, int]
+"""What shares an open segment: what of a lot lies together."""
+
+
 class Placement(NamedTuple):
     """Where to write; `is_new`: the segment's file is to be made first. `sealed` will not change any more."""
 
@@ -50,7 +54,7 @@ class Sifting(NamedTuple):
 class _Segment:
     __slots__ = ("filled_bytes", "lot", "stream", "writes", "written_s")
 
-    def __init__(self, lot: int, stream: int, filled_bytes: int, written_s: int) -> None:
+    def __init__(self, lot: int, stream: _Stream, filled_bytes: int, written_s: int) -> None:
         self.lot = lot
         self.stream = stream
         self.filled_bytes = filled_bytes
@@ -81,7 +85,7 @@ class Segments:
             raise ValueError(f"a segment has at least one byte, not {segment_bytes}")
         self._segment_bytes = segment_bytes
         self._next_number = next_number
-        self._open: dict[int, int] = {}  # by stream: see _stream
+        self._open: dict[_Stream, int] = {}
         self._segments: OrderedDict[int, _Segment] = OrderedDict()
 
     def __len__(self) -> int:
@@ -123,26 +127,34 @@ class Segments:
         segment = self._segments.get(number)
         return segment is not None and self._is_at_rest(number, segment)
 
-    def at_rest(self) -> list[int]:
-        """All that are sealed, and to which nothing is being written."""
-        return [number for number, segment in self._segments.items() if self._is_at_rest(number, segment)]
+    def at_rest(self, lots: Iterable[int] | None = None, written_s: int = 0) -> list[int]:
+        """All of these lots (None: of any) to which nothing is being written, and that are sealed or were not written
+        to since `written_s`."""
+        among = None if lots is None else set(lots)
+        return [
+            number
+            for number, segment in self._segments.items()
+            if (among is None or segment.lot in among)
+            and not segment.writes
+            and (segment.written_s < written_s or self._open.get(segment.stream) != number)
+        ]
 
     def adopt(self, number: int, lot: int, size_bytes: int, written_s: int) -> None:
         """Take in a segment from before; sealed, and the oldest first."""
-        self._segments[number] = _Segment(lot, lot, size_bytes, written_s)
+        self._segments[number] = _Segment(lot, (lot, 0), size_bytes, written_s)
 
-    def growth_bytes(self, lot: int, size_bytes: int, *, is_apart: bool = False) -> int:
+    def growth_bytes(self, lot: int, size_bytes: int, *, apart: int = 0) -> int:
         """By how much the lot's files grow when an object of this size is placed now."""
-        return self._offset(_stream(lot, is_apart), size_bytes)[1]
+        return self._offset((lot, apart), size_bytes)[1]
 
-    def place(self, lot: int, size_bytes: int, now_s: int, *, is_apart: bool = False) -> Placement:
-        """Where an object goes whose room was taken. One that is larger than a segment has one of its own. `is_apart`:
-        into other segments than those that are not.
+    def place(self, lot: int, size_bytes: int, now_s: int, *, apart: int = 0) -> Placement:
+        """Where an object goes whose room was taken. One that is larger than a segment has one of its own. `apart`:
+        what has another number lies in other segments.
 
         Every placement is settled once it is written, or was not.
         """
         sealed: int | None = None
-        stream = _stream(lot, is_apart)
+        stream = (lot, apart)
         offset, _ = self._offset(stream, size_bytes)
         number = self._open.get(stream)
         if number is not None and offset == 0:
@@ -164,13 +176,6 @@ class Segments:
         segment = self._segments.get(number)
         if segment is not None:
             segment.writes -= 1
-
-    def seal(self, lot: int) -> int | None:
-        """Write no more to the lot's open segment (not to what is placed apart); its number."""
-        number = self._open.pop(lot, None)
-        if number is not None:
-            self._segments.move_to_end(number)
-        return number
 
     def seal_segment(self, number: int) -> None:
         """Write no more to this one, if it is open."""
@@ -242,7 +247,7 @@ class Segments:
     def _is_at_rest(self, number: int, segment: _Segment) -> bool:
         return self._open.get(segment.stream) != number and not segment.writes
 
-    def _offset(self, stream: int, size_bytes: int) -> tuple[int, int]:
+    def _offset(self, stream: _Stream, size_bytes: int) -> tuple[int, int]:
         """Where in its segment the stream's next object goes, and by how much files grow; 0: into a new one."""
         number = self._open.get(stream)
         if number is not None:
@@ -253,8 +258,3 @@ class Segments:
             if offset + size_bytes <= self._segment_bytes:
                 return offset, pages_bytes(offset + size_bytes) - segment.size_bytes
         return 0, pages_bytes(size_bytes)
-
-
-def _stream(lot: int, is_apart: bool) -> int:
-    """What shares an open segment: all of a lot but for what is placed apart."""
-    return ~lot if is_apart else lot

@@ -13,6 +13,7 @@ from stoker.cache.server.added import AddedBuckets
 from stoker.cache.server.buckets import Bucket, check_origin
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.keeping import Keeping
+from stoker.cache.server.orders import Orders
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
 from stoker.cache.server.summaries import Summaries
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
@@ -37,6 +38,7 @@ from stoker.wire.cache_api import (
     PrefixStatus,
     Refreshed,
 )
+from stoker.wire.cache_orders import Announced, Announcement, OrdersStatus
 from stoker.wire.http import check_key, split_target
 
 REPLICAS_MAX = 100
@@ -75,6 +77,7 @@ class Admin:
         keeping: Keeping,
         added: AddedBuckets,
         summaries: Summaries,
+        orders: Orders,
         version: str,
         uptime_s: Callable[[], float],
         notes: Callable[[], list[str]],
@@ -84,6 +87,7 @@ class Admin:
         self._keeping = keeping
         self._added = added
         self._summaries = summaries
+        self._orders = orders
         self._version = version
         self._uptime_s = uptime_s
         self._notes = notes
@@ -118,6 +122,8 @@ class Admin:
                 _reply(request, answer, await self._evict(request, name, query.get("prefix", "")))
             case "PUT" | "DELETE", "pin":
                 _reply(request, answer, await self._pin(request, name, query.get("prefix", "")))
+            case "POST" | "GET" | "DELETE", "orders":
+                _reply(request, answer, await self._order(request, name, query))
             case "POST", "refresh":
                 _reply(request, answer, await self._refresh(request, name, query.get("prefix", "")))
             case "PUT", "buckets":
@@ -241,6 +247,14 @@ class Admin:
         for key in wanted.keys:
             check_key(key)
         return LoadAnswer(await self._keeping.load(bucket, wanted.keys, wanted.replicas, wanted.age_s))
+
+    async def _order(self, request: Request, name: str, query: dict[str, str]) -> Announced | OrdersStatus:
+        bucket = self._engine.bucket(_readable(request, name))
+        if request.method == "GET":
+            return self._orders.status(bucket)
+        if request.method == "DELETE":
+            return self._orders.withdraw(bucket, query.get("stream", ""))
+        return await self._orders.announce(bucket, msgspec.msgpack.decode(request.body, type=Announcement))
 
     async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:
         _needs_all(request)

@@ -62,6 +62,7 @@ class Engine:
         self._open_origin = open_origin
         self._fetches: Fetches[Wanted] = Fetches(self._fetch, self._keep)
         self._loading: set[Wanted] = set()
+        self._foreseen: set[Wanted] = set()
         self._sources = Sources(fleet, clock, self.block_size_bytes)
         self._beginnings = Beginnings(
             store, self._sources, self._fetches, self._wanted, lambda: self._budgets[HOPS_MAX].is_half_free
@@ -209,6 +210,19 @@ class Engine:
             ticket.leave()
         return self.store.has(known, index)
 
+    async def foresee(self, known: Known, index: int) -> bool:
+        """Hold a block here because it is read here soon, whoever owns it. Whether it is held. Raises what the fetch
+        fails with."""
+        ticket, wanted = self._join(known, index, 0)
+        self._foreseen.add(wanted)
+        try:
+            await ticket.whole()
+            await ticket.landing.settled()
+        finally:
+            self._foreseen.discard(wanted)
+            ticket.leave()
+        return self.store.has(known, index)
+
     async def settle(self) -> None:
         """Wait until what was fetched by now is stored, but not for long: so that figures tell of all that was read."""
         if self._fetches.storing:
@@ -263,10 +277,14 @@ class Engine:
         bucket = self._by_number[wanted.bucket]
         name = block_owner_name(bucket.name, wanted.key, wanted.block)
         try:
-            is_loading = wanted in self._loading
-            keeps = is_loading or self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps
+            is_loading, is_foreseen = wanted in self._loading, wanted in self._foreseen
+            keeps = (
+                is_loading
+                or is_foreseen
+                or self.fleet.route(name, bucket.spec.max_replicas, wanted.hops).keeps
+            )
             if keeps and await self.store.put(
-                wanted.known, wanted.block, landing.data, is_loading=is_loading
+                wanted.known, wanted.block, landing.data, is_loading=is_loading, is_foreseen=is_foreseen
             ):
                 piece = self.store.held(wanted.known, wanted.block)
                 if piece is not None:

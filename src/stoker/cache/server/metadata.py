@@ -68,6 +68,10 @@ class Metadata:
         been asked at the earliest."""
         return bucket.number, bucket.spec.ttl_s, self._not_before_s
 
+    def checked_from_s(self, bucket: Bucket) -> int:
+        """When the origin must have been asked at the earliest for an object to be served without asking again."""
+        return max(self._not_before_s, int(self._store.now_s() - bucket.spec.ttl_s))
+
     def confirm_all(self) -> None:
         """Have what is known confirmed before it is believed again: this server may not have been told to forget it."""
         self._not_before_s = self._store.now_s() + 1

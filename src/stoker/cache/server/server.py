@@ -36,6 +36,7 @@ from stoker.cache.server.listening import (
     passing_max,
     raise_file_limit,
 )
+from stoker.cache.server.orders import Orders
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
@@ -126,6 +127,7 @@ class CacheServer:
         self._added: AddedBuckets | None = None
         self._keeping: Keeping | None = None
         self._summaries: Summaries | None = None
+        self._orders: Orders | None = None
 
     async def start(self) -> Listening:
         """It may be cancelled; `stop` clears up in any case."""
@@ -151,12 +153,14 @@ class CacheServer:
         engine.store.clearing.copies_of = self._summaries.copies
         assert self._added is not None
         assert self._keeping is not None
-        self._start_front(engine, self._added, self._keeping, self._summaries, listeners)
+        self._orders = Orders(engine, self._clock.now)
+        self._start_front(engine, self._added, self._keeping, self._summaries, self._orders, listeners)
         self._trim = Trim(engine, self._rng.fork(5))
         self._trim.start()
         engine.fleet.on_late_join = self._has_joined_late
         engine.fleet.on_failure = self._fail
         self._summaries.start()
+        self._orders.start()
         await engine.fleet.start()
         return Listening(endpoint, settings.unix_path, self._notes())
 
@@ -183,6 +187,8 @@ class CacheServer:
             await self._trim.stop()
         if self._summaries is not None:
             await self._summaries.stop()
+        if self._orders is not None:
+            await self._orders.stop()
         if self._engine is not None:
             await self._engine.fleet.leave()
             await self._engine.close()
@@ -256,6 +262,7 @@ class CacheServer:
         added: AddedBuckets,
         keeping: Keeping,
         summaries: Summaries,
+        orders: Orders,
         listeners: Sequence[socket.socket],
     ) -> None:
         limits = FrontSettings()
@@ -281,6 +288,7 @@ class CacheServer:
             keeping,
             added,
             summaries,
+            orders,
             SERVER_VERSION,
             lambda: self._clock.now() - self._started_at,
             self._notes,

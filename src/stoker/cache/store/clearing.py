@@ -10,15 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from stoker._native import FileProblem, Piece, crc32c
 from stoker.base.rng import Rng
-from stoker.cache.evict import REPLICA_AWARE, SAMPLE_SIZE, Candidate, Choice, sifted_s, staleness_s, stalest
+from stoker.cache.evict import (
+    REPLICA_AWARE,
+    SAMPLE_SIZE,
+    UNIFORM,
+    Candidate,
+    Choice,
+    sifted_s,
+    staleness_s,
+    stalest,
+)
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
 from stoker.cache.segments import Placement
+from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
+from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
 from stoker.errors import CorruptBlock, EnvironmentProblem
@@ -66,6 +78,7 @@ class Clearing:
         self._look_from = 0.0
         self._old_from: dict[int, float] = {}
         self._loads: list[tuple[str, int]] = []
+        self.foreseen = Foreseen(held, large, rng)
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
         self.rewritten_bytes = 0
@@ -80,14 +93,24 @@ class Clearing:
         finally:
             self._loads.remove((bucket, since_s))
 
-    async def make_room(self, lot: int, size_bytes: Callable[[], int], *, is_loading: bool = False) -> bool:
-        """Give up what must leave so that so much fits into a lot; when it returns True, it fits now."""
+    async def make_room(
+        self,
+        lot: int,
+        size_bytes: Callable[[], int],
+        *,
+        is_loading: bool = False,
+        newcomer: Newcomer | None = None,
+    ) -> bool:
+        """Give up what must leave so that so much fits into a lot; when it returns True, it fits now. `newcomer`: what
+        is known of it, where its bucket's coming reads are."""
+        is_unforeseen = newcomer is not None and newcomer.due_s == math.inf
+        never_replaces = is_unforeseen and self._held.room.lot(lot).policy == UNIFORM
         before_s: int | None = None
         while True:
             if is_loading:
                 before_s = self._load_began_s(lot, before_s)
             need = self._ask(lot, size_bytes(), is_loading=is_loading)
-            if need.fits or need.is_refused:
+            if need.fits or need.is_refused or never_replaces:
                 return need.fits
             async with self._lock:
                 need = self._ask(lot, size_bytes(), is_loading=is_loading)
@@ -95,7 +118,7 @@ class Clearing:
                     continue
                 if is_loading and before_s is None:
                     return False  # whoever loaded it has left before it was stored: nothing leaves for it
-                if not await self._give_up_one(need, before_s):
+                if not await self._give_up_one(need, before_s, newcomer):
                     return False
 
     async def shrink(self) -> None:
@@ -183,14 +206,24 @@ class Clearing:
         leaving_bytes = self._held.files.sending.leaving_bytes()
         return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving, is_loading=is_loading)
 
-    async def _give_up_one(self, need: Need, before_s: int | None = None) -> bool:
+    async def _give_up_one(
+        self, need: Need, before_s: int | None = None, newcomer: Newcomer | None = None
+    ) -> bool:
         """A segment, or a block; where `before_s` is said, only what was neither written nor used since. False if
         nothing of these lots can leave."""
         held = self._held
         self._large.mend()
+        foreseen = self.foreseen.lots(need.lots)
+        latest = await self.foreseen.choose(foreseen, newcomer or ANY) if foreseen else None
+        if foreseen:
+            need = need._replace(lots=need.lots - foreseen)
         block = self._stalest(need, before_s, is_large=True)
         packed = self._stalest(need, before_s, is_large=False)
         number = self._oldest(need, before_s)
+        # As long as something was not used, so long it may be until it is.
+        unused_s = max((drawn.choice.staleness_s for drawn in (block, packed) if drawn), default=0.0)
+        if latest is not None and latest.due_s >= unused_s:
+            return await self._give_up_latest(latest)
         if block is not None and (
             number is None or packed is None or block.choice.rank >= packed.choice.rank
         ):
@@ -202,6 +235,19 @@ class Clearing:
         leaving = await self._choose_segment(number, packed if before_s is None else None)
         self.evicted_bytes += sum(piece.size_bytes for piece in leaving.lost)
         await self._leave(leaving.number, leaving.kept)
+        return True
+
+    async def _give_up_latest(self, latest: Foreseeing) -> bool:
+        held = self._held
+        self.evicted_bytes += sum(piece.size_bytes for piece in latest.lost)
+        if latest.block is not None:
+            self._large.lose(latest.block, held.lot_of_piece(latest.block))
+            return True
+        held.segments.seal_segment(latest.segment)
+        if not held.segments.is_at_rest(latest.segment):
+            return True  # something is written to it by now: another is chosen
+        held.files.finish(latest.segment)
+        await self._leave(latest.segment, latest.kept if held.now() >= self._rewrite_from else ())
         return True
 
     def _oldest(self, need: Need, before_s: int | None) -> int | None:
@@ -318,12 +364,12 @@ class Clearing:
         for piece in pieces:
             lot = held.lot_of_piece(piece)
             # Last copies lie apart from newcomers: else each segment that leaves for its copies is half last copies.
-            is_apart = held.room.lot(lot).policy == REPLICA_AWARE
-            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, is_apart=is_apart)
+            apart = -1 if held.room.lot(lot).policy == REPLICA_AWARE else self.foreseen.kind_of_piece(piece)
+            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, apart=apart)
             if not self._ask(lot, growth_bytes, is_moving=True).fits:
                 continue
             held.room.take(lot, growth_bytes)
-            placement = held.segments.place(lot, piece.size_bytes, held.now_s(), is_apart=is_apart)
+            placement = held.segments.place(lot, piece.size_bytes, held.now_s(), apart=apart)
             moves.append((piece, placement))
             if placement.is_new and not self._create(placement.segment):
                 break

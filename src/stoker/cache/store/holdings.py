@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from stoker._native import FileProblem, Found, Piece
 from stoker.base.clock import Clock
+from stoker.cache.coming import ComingReads
 from stoker.cache.room import Lot, Room
 from stoker.cache.segments import Segments, pages_bytes, segment_bytes_for
 from stoker.cache.store.containers import ContainerFiles
@@ -39,6 +40,8 @@ class Holdings:
         open_files: Callable[[Path], ContainerFiles] = ContainerFiles,
     ) -> None:
         self.notes: list[str] = []
+        self.coming: dict[int, ComingReads] = {}
+        """By the numbers of buckets, where any are known."""
         self.block_size_bytes = block_size_bytes
         self._clock = clock
         self._threads = ThreadPoolExecutor(THREADS, "stoker-cache-disk")
@@ -73,6 +76,15 @@ class Holdings:
         """Let go of the folder, after all that was begun has ended."""
         self._threads.shutdown()
         self.files.close()
+
+    def set_coming(self, bucket: KeptBucket, coming: ComingReads | None) -> None:
+        """What is read next of a bucket is known from now on, or no more. What it holds may be replaced by what is read
+        sooner, also where nothing is otherwise."""
+        if coming is None:
+            self.coming.pop(bucket.number, None)
+        else:
+            self.coming[bucket.number] = coming
+        self.room.set_foreseen(bucket.name, is_foreseen=coming is not None)
 
     def now_s(self) -> int:
         """Seconds since 1970 as the index counts them: they go on evenly, whatever is done to the machine's clock."""

@@ -104,6 +104,10 @@ class Lots:
         self._room.set_quota(name, quota_bytes)
         return bucket
 
+    def bucket_of(self, lot: int) -> int:
+        """The number of the bucket that a lot is of."""
+        return lot // _LOTS_MAX
+
     def buckets_of(self, lots: Iterable[int]) -> list[int]:
         """The numbers of the buckets that these lots are of."""
-        return sorted({lot // _LOTS_MAX for lot in lots})
+        return sorted({self.bucket_of(lot) for lot in lots})

@@ -208,12 +208,14 @@ class Store:
             raise CorruptBlock(f"a block in container {piece.container} does not match its checksum")
         return data
 
-    async def put(self, known: Known, block: int, data: Data, *, is_loading: bool = False) -> bool:
+    async def put(
+        self, known: Known, block: int, data: Data, *, is_loading: bool = False, is_foreseen: bool = False
+    ) -> bool:
         """Store a block that was fetched; False if it is not stored, for whatever reason. `is_loading`: nobody waits
-        for it, and nothing of another bucket leaves for it."""
+        for it, and nothing of another bucket leaves for it. `is_foreseen`: it is read soon."""
         if self.has(known, block):
             return True
-        return await self._writing.put(known, block, data, is_loading=is_loading)
+        return await self._writing.put(known, block, data, is_loading=is_loading, is_foreseen=is_foreseen)
 
     async def names(self, bucket: int, prefix: str) -> AsyncGenerator[list[Name], None]:
         """All objects that are known under a prefix, in no order, some hundred at a time."""

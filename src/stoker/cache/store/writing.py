@@ -7,6 +7,7 @@ import asyncio
 from stoker._native import FileProblem, crc32c
 from stoker.cache.segments import pages_bytes
 from stoker.cache.store.clearing import Clearing
+from stoker.cache.store.foreseen import Newcomer
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known
 from stoker.cache.store.large_files import LargeFiles
@@ -31,7 +32,9 @@ class Writing:
         self._retry_at = 0.0
         self.problem: str | None = None
 
-    async def put(self, known: Known, block: int, data: Data, *, is_loading: bool = False) -> bool:
+    async def put(
+        self, known: Known, block: int, data: Data, *, is_loading: bool = False, is_foreseen: bool = False
+    ) -> bool:
         """Store a block. False if it is not stored, for whatever reason. Whoever is cancelled leaves the writing to
         end by itself."""
         if known.tag == 0 or (self.problem is not None and self._held.now() < self._retry_at):
@@ -40,10 +43,14 @@ class Writing:
         task = self._running.get(identity)
         if task is None:
             is_packed = known.size_bytes <= self._held.packed_bytes_max
+            part = None if is_packed else block
+            newcomer = self._clearing.foreseen.newcomer(
+                known.bucket, known.key, part, is_foreseen=is_foreseen
+            )
             task = asyncio.ensure_future(
-                self._put_packed(known, data, is_loading)
+                self._put_packed(known, data, is_loading, newcomer)
                 if is_packed
-                else self._put_block(known, block, data, is_loading)
+                else self._put_block(known, block, data, is_loading, newcomer)
             )
             self._running[identity] = task
             task.add_done_callback(lambda _: self._running.pop(identity, None))
@@ -61,17 +68,20 @@ class Writing:
         self.problem = str(problem)
         self._retry_at = self._held.now() + RETRY_S
 
-    async def _put_packed(self, known: Known, data: Data, is_loading: bool) -> bool:
+    async def _put_packed(
+        self, known: Known, data: Data, is_loading: bool, newcomer: Newcomer | None
+    ) -> bool:
         held, size_bytes = self._held, len(data)
         lot = held.lot_of(known.bucket, known.key)
+        apart = 0 if newcomer is None else self._clearing.foreseen.kind_of(known.bucket, known.key)
 
         def growth_bytes() -> int:
-            return held.segments.growth_bytes(lot, size_bytes)
+            return held.segments.growth_bytes(lot, size_bytes, apart=apart)
 
-        if not await self._clearing.make_room(lot, growth_bytes, is_loading=is_loading):
+        if not await self._clearing.make_room(lot, growth_bytes, is_loading=is_loading, newcomer=newcomer):
             return False
         held.room.take(lot, growth_bytes())
-        placement = held.segments.place(lot, size_bytes, held.now_s())
+        placement = held.segments.place(lot, size_bytes, held.now_s(), apart=apart)
         if placement.sealed is not None:
             held.files.finish(placement.sealed)
         try:
@@ -82,13 +92,17 @@ class Writing:
         finally:
             held.segments.settle(placement.segment)
             if self.problem is not None and held.segments.is_open(placement.segment):
-                held.segments.seal(lot)  # its file may be gone, or was never made
+                held.segments.seal_segment(placement.segment)  # its file may be gone, or was never made
                 held.files.finish(placement.segment)
 
-    async def _put_block(self, known: Known, block: int, data: Data, is_loading: bool) -> bool:
+    async def _put_block(
+        self, known: Known, block: int, data: Data, is_loading: bool, newcomer: Newcomer | None
+    ) -> bool:
         held, size_bytes = self._held, len(data)
         lot = held.lot_of(known.bucket, known.key)
-        if not await self._clearing.make_room(lot, lambda: pages_bytes(size_bytes), is_loading=is_loading):
+        if not await self._clearing.make_room(
+            lot, lambda: pages_bytes(size_bytes), is_loading=is_loading, newcomer=newcomer
+        ):
             return False
         try:
             container, is_new = self._file_of(known)

@@ -1,0 +1,94 @@
+"""Which of the announced reads to look at next, and how far ahead. Pure.
+
+Reads are looked at in the order in which they are due, over all streams, no further ahead of their readers than a
+window of bytes: what lies in it is here, on its way, or cannot be had. A larger one would take room from what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stoker.cache.coming import Stream
+
+LOOKED_AT_ONCE = 256
+_SIZE_SHARE = 1 / 16
+_SIZE_BYTES_FIRST = 128 * 1024
+_READS_MIN = 2
+
+
+class Look(NamedTuple):
+    """The reads `[start, stop)` of a stream are next to be looked at, and why."""
+
+    stream: str
+    start: int
+    stop: int
+    why: str
+
+
+@dataclass(slots=True)
+class _Ahead:
+    plan: int
+    at: int
+    barred_until: int = 0
+
+
+class Prefetch:
+    """What is looked at of all streams of a server. They are told apart by name."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self._ahead: dict[str, _Ahead] = {}
+        self._read_bytes = float(_SIZE_BYTES_FIRST)
+
+    def next(self, streams: Mapping[str, Stream]) -> Look | None:
+        """Of the stream whose next read is due first; None if all have looked as far ahead as they may."""
+        self._ahead = {name: ahead for name, ahead in self._ahead.items() if name in streams}
+        best: tuple[float, str, int] | None = None
+        window = self._window_reads(len(streams))
+        for name, stream in streams.items():
+            ahead = self._ahead.get(name)
+            if ahead is None or ahead.plan != stream.plan:
+                ahead = self._ahead[name] = _Ahead(stream.plan, stream.cursor)
+            ahead.at = max(ahead.at, stream.cursor)
+            if ahead.barred_until > stream.cursor:
+                continue
+            stop = min(stream.stop, stream.cursor + window)
+            if ahead.at < stop:
+                due_s = (ahead.at - stream.cursor) * stream.read_s
+                if best is None or due_s < best[0]:
+                    best = due_s, name, stop
+        if best is None:
+            return None
+        due_s, name, stop = best
+        ahead = self._ahead[name]
+        start = ahead.at
+        ahead.at = min(stop, start + LOOKED_AT_ONCE)
+        return Look(name, start, ahead.at, f"due in {due_s:.1f} s, before all others")
+
+    def came(self, size_bytes: int) -> None:
+        """A read that was fetched was of so many bytes."""
+        self._read_bytes += (size_bytes - self._read_bytes) * _SIZE_SHARE
+
+    def bar(self, name: str, streams: Mapping[str, Stream]) -> None:
+        """What was fetched for a stream could not be kept: fetch no more for it until half of what is here is read."""
+        ahead, stream = self._ahead.get(name), streams.get(name)
+        if ahead is not None and stream is not None:
+            ahead.barred_until = (stream.cursor + ahead.at + 1) // 2
+            ahead.at = min(ahead.at, max(ahead.barred_until, stream.cursor))
+
+    def back(self, name: str, position: int) -> None:
+        """Look at what is read from this position on once more: a stream was announced anew from there."""
+        ahead = self._ahead.get(name)
+        if ahead is not None:
+            ahead.at = min(ahead.at, position)
+
+    def ahead(self, name: str, stream: Stream) -> int:
+        """How many reads after the cursor were looked at."""
+        known = self._ahead.get(name)
+        return 0 if known is None or known.plan != stream.plan else max(0, known.at - stream.cursor)
+
+    def _window_reads(self, streams: int) -> int:
+        share_bytes = self.window_bytes / max(1, streams)
+        return max(_READS_MIN, int(share_bytes / max(1.0, self._read_bytes)))
