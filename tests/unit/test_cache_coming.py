@@ -1,0 +1,132 @@
+"""When each thing is read next, by what was announced, against a naive twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.cache.catalog import Catalog
+from stoker.cache.coming import NEVER, ComingReads, Stream, items_of
+
+NOW = 100.0
+
+
+def stream(*rounds: list[int], group: str = "job", read_s: float = 1.0, numbered: bool = True) -> Stream:
+    made = Stream(group, 0, read_s=read_s, now=NOW)
+    for number, items in enumerate(rounds):
+        said(made, made.stop, items, number if numbered else None)
+    return made
+
+
+def said(to: Stream, start: int, items: list[int], round_number: int | None = None) -> None:
+    to.announce(start, len(items), ids(*items), np.arange(start, start + len(items)), round_number)
+
+
+def ids(*items: int) -> np.typing.NDArray[np.uint64]:
+    return np.array(items, dtype=np.uint64)
+
+
+def due(coming: ComingReads, *items: int) -> list[float]:
+    return coming.due(ids(*items), np.full(len(items), -1)).seconds.tolist()
+
+
+def coming_of(**streams: Stream) -> ComingReads:
+    coming = ComingReads()
+    for name, one in streams.items():
+        coming.put(name, one)
+    return coming
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("say"), st.floats(0, 1), st.lists(st.integers(0, 30), max_size=40)),
+        st.tuples(st.just("read"), st.floats(0, 1), st.just([])),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=300)
+@given(STEPS, st.integers(0, 60))
+def test_what_is_read_next_is_what_a_plain_list_says(
+    steps: list[tuple[str, float, list[int]]], start: int
+) -> None:
+    made, twin, cursor = Stream("job", 0, read_s=1.0, now=NOW), [], 0
+    for kind, part, items in steps:
+        if kind == "say":
+            at = cursor + int(part * (len(twin) - cursor))
+            said(made, at, items)
+            twin = twin[:at] + items
+        else:
+            cursor += int(part * (len(twin) - cursor))
+            made.advance(cursor, NOW + cursor)
+        assert (made.stop, made.cursor) == (len(twin), cursor)
+    first = max(start, cursor)
+    expected = [next((p for p in range(first, len(twin)) if twin[p] == item), NEVER) for item in range(31)]
+    assert made.next_of(ids(*range(31)), start).tolist() == expected
+
+
+def test_a_gap_between_what_is_announced_is_refused() -> None:
+    made = stream([1, 2])
+    with pytest.raises(ValueError, match="known up to 2, not up to 3"):
+        said(made, 3, [5])
+    said(made, 1, [7, 8, 9])
+    assert made.next_of(ids(1, 2, 7, 9)).tolist() == [0, NEVER, 1, 3]
+
+
+def test_where_one_group_reads_everything_is_due_at_the_end_of_its_round() -> None:
+    coming = coming_of(a=stream([1, 2, 3, 4], [4, 3, 2, 1], read_s=2.0))
+    assert due(coming, 1, 4, 9) == [8.0, 8.0, np.inf]
+    assert coming.get("a") is not None
+    coming.get("a").advance(2, NOW + 4)  # type: ignore[union-attr]
+    assert due(coming, 1, 2, 3, 4) == [12.0, 12.0, 4.0, 4.0]
+
+
+def test_ranks_of_a_job_are_one_group_and_another_job_is_not() -> None:
+    ranks = coming_of(a=stream([1, 2], [3, 4]), b=stream([3, 4], [1, 2]))
+    assert ranks.is_in_rounds
+    assert due(ranks, 1, 2, 3, 4) == [2.0, 2.0, 2.0, 2.0]
+    jobs = coming_of(a=stream([1, 2], [2, 1]), b=stream([5, 2, 1], group="other"))
+    assert not jobs.is_in_rounds
+    assert due(jobs, 1, 2, 5) == [0.0, 1.0, 0.0]
+    assert due(coming_of(a=stream([1, 2], numbered=False)), 1, 2) == [0.0, 1.0]
+
+
+def test_a_part_of_an_object_is_due_with_the_whole_and_the_whole_with_its_first_block() -> None:
+    made = Stream("job", 0, read_s=1.0, now=NOW)
+    read = items_of(ids(10, 11, 12), np.array([0, 3, -1]))
+    made.announce(0, 3, read, np.arange(3))
+    coming = coming_of(a=made)
+    seconds = coming.due(ids(10, 10, 11, 11, 12, 12), np.array([-1, 1, 3, -1, -1, 7])).seconds
+    assert seconds.tolist() == [0.0, np.inf, 1.0, np.inf, 2.0, 2.0]
+
+
+def test_the_pace_is_what_is_seen() -> None:
+    made = stream([1] * 1000, read_s=1.0)
+    for second in range(1, 60):
+        made.advance(10 * second, NOW + second)
+    assert made.read_s == pytest.approx(0.1, rel=0.01)
+    made.advance(5, NOW + 70)
+    assert made.cursor == 590, "it never goes back"
+
+
+def test_what_is_read_again_at_about_the_same_time_is_of_one_kind() -> None:
+    rounds = coming_of(a=stream([1, 2, 3], [4, 5, 1], [2, 6, 7]))
+    assert rounds.kind_of(4, NOW) == 0, "it is read but once"
+    assert rounds.kind_of(1, NOW) != rounds.kind_of(2, NOW)
+    assert 0 not in (rounds.kind_of(1, NOW), rounds.kind_of(2, NOW))
+
+
+def test_names_by_number() -> None:
+    catalog = Catalog()
+    keys = [f"train/ä{number}" for number in range(100)]
+    catalog.extend(keys[:1], ids(1))
+    catalog.extend(keys[1:60], ids(*range(2, 61)))
+    catalog.extend(keys[60:], ids(*range(61, 101)))
+    assert [catalog.key(number) for number in range(100)] == keys
+    assert catalog.ids(np.array([0, 99])).tolist() == [1, 100]
+    for number in (-1, 100):
+        with pytest.raises(IndexError):
+            catalog.key(number)

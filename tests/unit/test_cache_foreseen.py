@@ -1,0 +1,138 @@
+"""What a store keeps where it knows what is read next, against the offline optimum (Belady)."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.base.rng import Rng
+from stoker.cache.coming import ComingReads, Stream
+from stoker.cache.store.store import Store
+
+BLOCK = 1 << 22
+RECORD = 4096
+WINDOW_PART = 100
+FOREVER = 1 << 60
+
+
+class StillClock:
+    def __init__(self) -> None:
+        self.time_s = 1000.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall(self) -> float:
+        return self.time_s + 1e9
+
+
+def belady(reads: Sequence[int], capacity: int, counted_from: int) -> float:
+    """The part of the reads from there on that hits, where what is read latest leaves, or never comes in."""
+    follows, last = [FOREVER] * len(reads), {}
+    for position in range(len(reads) - 1, -1, -1):
+        follows[position] = last.get(reads[position], FOREVER)
+        last[reads[position]] = position
+    held: dict[int, int] = {}
+    latest: list[tuple[int, int]] = []
+    hits = 0
+    for position, record in enumerate(reads):
+        if record in held:
+            hits += position >= counted_from
+        elif len(held) >= capacity:
+            while held.get(latest[0][1]) != -latest[0][0]:
+                heapq.heappop(latest)
+            if -latest[0][0] <= follows[position]:
+                continue
+            del held[heapq.heappop(latest)[1]]
+        held[record] = follows[position]
+        heapq.heappush(latest, (-follows[position], record))
+    return hits / (len(reads) - counted_from)
+
+
+class Run:
+    """Readers, each of its own order, of records that a store fetches ahead of them."""
+
+    def __init__(self, folder: Path, capacity: int, policy: str, record_bytes: int = RECORD) -> None:
+        self.clock = StillClock()
+        self.record = bytes(record_bytes)
+        self.store = Store(folder, capacity * record_bytes, BLOCK, self.clock, Rng(1))
+        self.bucket = self.store.open_bucket("b", "memory://b", policy=policy)
+        self.window = max(1, capacity // WINDOW_PART)
+        self.coming = ComingReads()
+        self.streams: list[tuple[Stream, Sequence[int]]] = []
+        self.fetched = 0
+
+    def announce(self, reads: Sequence[int], group: str = "", round_reads: int | None = None) -> None:
+        stream = Stream(group or f"job-{len(self.streams)}", 0, read_s=1.0, now=self.clock.now())
+        step = round_reads or len(reads)
+        for start in range(0, len(reads), step):
+            keys = [str(record) for record in reads[start : start + step]]
+            ids = np.frombuffer(self.store.index.ids(self.bucket.number, keys), dtype=np.uint64)
+            positions = np.arange(start, start + len(ids))
+            stream.announce(start, len(ids), ids, positions, start // step if round_reads else None)
+        self.coming.put(str(len(self.streams)), stream)
+        self.streams.append((stream, reads))
+
+    async def read(self, counted_from: int = 0) -> float:
+        """All of it, in turn; the part of the reads from there on that was not fetched."""
+        self.store.holdings.set_coming(self.bucket, self.coming)
+        longest = max(len(reads) for _, reads in self.streams)
+        ahead = [0] * len(self.streams)
+        counted = total = 0
+        for position in range(longest):
+            for number, (stream, reads) in enumerate(self.streams):
+                if position >= len(reads):
+                    continue
+                while ahead[number] < min(len(reads), position + self.window):
+                    counted += await self._fetch(reads[ahead[number]]) and position >= counted_from
+                    ahead[number] += 1
+                counted += await self._fetch(reads[position]) and position >= counted_from
+                total += position >= counted_from
+                stream.advance(position + 1, self.clock.now())
+            self.clock.time_s += 1.0
+            assert self.store.room.used_bytes <= self.store.room.limit_bytes
+        return 1 - counted / total
+
+    async def _fetch(self, record: int) -> bool:
+        """Whether it had to be."""
+        store, key = self.store, str(record)
+        known = store.find(self.bucket.number, key)
+        if known is None:
+            known = store.learn(self.bucket.number, key, "v", len(self.record))
+        if store.has(known, 0):
+            return False
+        await store.put(known, 0, self.record, is_foreseen=True)
+        return True
+
+
+def epochs(records: int, count: int, seed: int = 1) -> list[int]:
+    chance = random.Random(seed)
+    return [record for _ in range(count) for record in chance.sample(range(records), records)]
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("part", [0.1, 0.3, 0.5, 0.8])
+@pytest.mark.parametrize("policy", ["lru", "uniform"])
+def test_shuffled_epochs_hit_as_often_as_the_optimum(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, part: float, policy: str
+) -> None:
+    records, capacity = 4000, int(4000 * part)
+    reads = epochs(records, 4)
+    run = Run(tmp_path, capacity, policy)
+    run.announce(reads, round_reads=records)
+    hits = loop.run_until_complete(run.read(counted_from=records))
+    best = belady(reads, capacity, records)
+    print(part, policy, hits, best, hits / best, run.store.clearing.rewritten_bytes / RECORD / len(reads))
+    assert hits >= 0.96 * best
