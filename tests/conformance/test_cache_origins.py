@@ -10,11 +10,9 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -31,6 +29,7 @@ from stoker.cache.origin.port import Origin
 from stoker.cache.origin.throttle import ThrottledOrigin
 from stoker.errors import ObjectChanged, OriginError, ShortBody
 from stoker.testing.cache_origin import LARGE, OriginConformance, streamed
+from tests.http_servers import QuietHandler, QuietServer, running
 
 _numbers = itertools.count()
 
@@ -208,27 +207,21 @@ class TestS3(OriginConformance):
         self.run(test)
 
 
-class BadServer(ThreadingHTTPServer):
+class BadServer(QuietServer):
     """An S3 server with one object. `mischief` is given each request's number and what should be sent.
 
     It answers with an entity tag, what is sent, and what is announced beyond that but never sent.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), BadHandler)
+        super().__init__(BadHandler)
         self.body = random.Random(5).randbytes(2_000_000)
         self.mischief: Callable[[int, bytes], tuple[str, bytes, bytes]] = lambda _, body: ("v1", body, b"")
         self.requests = 0
 
 
-class BadHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class BadHandler(QuietHandler):
     server: BadServer
-
-    def log_message(self, *_: object) -> None:
-        return
 
     def do_GET(self) -> None:
         first, last = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
@@ -250,12 +243,8 @@ class BadHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def bad_server() -> Iterator[BadServer]:
     server = BadServer()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running(server):
+        yield server
 
 
 def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Exception | None]:
@@ -263,7 +252,7 @@ def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Except
     got = []
 
     async def story() -> None:
-        origin = open_origin(f"s3://bucket?endpoint=http://127.0.0.1:{server.server_port}")
+        origin = open_origin(f"s3://bucket?endpoint={server.url}")
         async with aclosing(origin.stream("k", 0, stop, '"v1"')) as parts:
             async for part in parts:
                 got.append(part)  # noqa: PERF401 - also those before a failure

@@ -11,7 +11,8 @@ import pytest
 from stoker.errors import ObjectNotFound
 from tests.conformance.test_cache_origins import s3_client
 from tests.e2e.cache_helpers import client_of, served
-from tests.e2e.s3_helpers import BUCKET, KEYS, CountingProxy, ManyKeys, running, s3_server
+from tests.e2e.s3_helpers import BUCKET, KEYS, CountingProxy, ManyKeys, s3_server
+from tests.http_servers import running
 
 pytestmark = pytest.mark.real
 COUNT = 1200
