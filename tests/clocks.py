@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class HandClock:
-    """Goes as far as it is moved."""
+    """Goes as far as it is moved; the time of day is far from what is counted."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -13,4 +13,4 @@ class HandClock:
         return self.at
 
     def wall(self) -> float:
-        return self.at
+        return self.at + 1e9

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import Counter
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.http_servers import QuietHandler, QuietServer
 
 SMALL, LARGE = 300, 12
 SMALL_BYTES = (1, 500, 20_000, 300_000)
@@ -39,17 +40,14 @@ def _pages(key: str, version: int, size_bytes: int) -> bytes:
     return b"".join((stamp + page.to_bytes(8, "big")) * (PAGE_BYTES // 32) for page in pages)[:size_bytes]
 
 
-class StormOrigin(ThreadingHTTPServer):
+class StormOrigin(QuietServer):
     """`mood`: ok, slow, refusing (503), cutting (bodies end early), lying (objects are longer, as it says).
 
     `requests` counts all that was asked, `reads` whole answers by key, version and first byte.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.mood = "ok"
         self.lock = threading.Lock()
         self.versions = dict.fromkeys(names(), 0)
@@ -59,21 +57,11 @@ class StormOrigin(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"s3://bucket?endpoint=http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, *_: object) -> None:
-        """A client that goes in the midst of an answer."""
+        return f"s3://bucket?endpoint={super().url}"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     server: StormOrigin
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         with self.server.lock:

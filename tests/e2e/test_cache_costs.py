@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ObjectNotFound
-from tests.conformance.test_cache_origins import s3_client
 from tests.e2e.cache_helpers import client_of, served
-from tests.e2e.s3_helpers import BUCKET, KEYS, CountingProxy, ManyKeys, running, s3_server
+from tests.e2e.s3_helpers import CountingProxy, ManyKeys
+from tests.http_servers import running
+from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
 pytestmark = pytest.mark.real
 COUNT = 1200

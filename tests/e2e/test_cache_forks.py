@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import open_client
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served
+from tests.e2e.children import ended_well, start_child
 
 pytestmark = [
     pytest.mark.real,
@@ -54,21 +55,6 @@ def sockets() -> set[str]:
         if name.startswith("socket:"):
             found.add(name)
     return found
-
-
-def start_child(task: Callable[[], bool]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if task() else 2
-        finally:
-            os._exit(code)
-    return child
-
-
-def ended_well(child: int) -> bool:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_child_has_no_socket_of_its_parents(server: ServerProcess, objects: dict[str, bytes]) -> None:

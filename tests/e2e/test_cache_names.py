@@ -13,9 +13,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from stoker.errors import ConfigError, ObjectNotFound
-from tests.conformance.test_cache_origins import s3_client
 from tests.e2e.cache_helpers import ServerProcess, client_of, served
-from tests.e2e.s3_helpers import BUCKET, KEYS, s3_server
+from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 ODD_KEYS = [

@@ -13,7 +13,7 @@ from stoker.cache.client.client import CacheClient
 from stoker.errors import CacheUnavailable, ObjectChanged, OriginError
 from tests.chaos.storm_origin import LARGE_BYTES, StormOrigin, content
 from tests.e2e.cache_helpers import ServerProcess, client_of, served
-from tests.e2e.s3_helpers import running
+from tests.http_servers import running
 
 pytestmark = pytest.mark.real
 QUESTIONS = 100

@@ -26,6 +26,7 @@ from stoker.errors import (
     WireError,
 )
 from tests.e2e.cache_helpers import RUN_CLI, ServerProcess, client_of, fill, served
+from tests.e2e.children import ended_well, start_child
 
 pytestmark = pytest.mark.real
 ALL = "all-buckets-token"
@@ -282,12 +283,9 @@ def test_the_file_system_reads_and_survives_a_fork(
         fs.cat_file("one/none")
     with pytest.raises(PermissionError):
         fs.open("one/mid", "wb")
-    pid = os.fork()
-    if pid == 0:
-        right = fs.cat_file("one/mid") == origin[1]["mid"]
-        os._exit(0 if right else 1)
+    child = start_child(lambda: bool(fs.cat_file("one/mid") == origin[1]["mid"]))
     assert fs.cat_file("one/big") == origin[1]["big"]
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ended_well(child)
 
 
 def test_no_server_is_one_clear_error() -> None:

@@ -22,6 +22,7 @@ from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import AccessDenied, ObjectNotFound
 from stoker.wire.cache_api import BucketSpec, PrefixSpec
 from tests.e2e.cache_helpers import ServerProcess, fill, served, wait_until_held
+from tests.e2e.children import in_child
 
 pytestmark = pytest.mark.real
 TOKEN = "some-long-token"
@@ -46,18 +47,6 @@ def cache(tmp_path: Path, objects: dict[str, bytes]) -> Iterator[EmbeddedCache]:
             assert client.read_many("b", list(objects)) == list(objects.values())
             wait_until_held(client, len(LONG) + 5)
         yield running
-
-
-def in_child(task: Callable[[], bool]) -> bool:
-    """Whether `task` was true in a forked process."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if task() else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def held(client: CacheClient) -> list[Descriptor]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker._native import Files, Front, FrontSettings, Index
+from stoker._native import Files, Front, Index
+from tests.e2e.native_front import NOW, Asked, answering, new_front
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = pytest.mark.real
-NOW = 1000
 TOKEN = b"Authorization: Bearer secret-token\r\n"
 BIG = bytes(range(256)) * (4096 * 8)
 
@@ -55,27 +55,9 @@ def until_end(link: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def answer(front: Front, done: threading.Event) -> None:
-    while not done.is_set():
-        select.select([front], [], [], 0.05)
-        for kind, connection, asked in front.take(100):
-            if kind != "asked" or asked is None:
-                continue
-            body = b"back %b %d" % (asked[1], len(asked[3]))
-            front.say(
-                connection, b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-            )
-            front.finish(connection)
-
-
 @contextlib.contextmanager
 def served(folder: Path, **limits: float) -> Iterator[Served]:
-    settings = FrontSettings()
-    for name, value in limits.items():
-        setattr(settings, name, value)
-    (folder / "000").mkdir()
-    index, files = Index(str(folder / "index"), 4 << 20), Files(str(folder), 100)
-    bucket = index.bucket("data", "")
+    front, index, files, bucket = new_front(folder, **limits)
     Path(files.path(1)).write_bytes(b"....small data....")
     index.learn(bucket, "small", "v1", 10, False, NOW)
     index.hold(bucket, "small", "v1", None, 1, 4, 0, NOW)
@@ -84,22 +66,16 @@ def served(folder: Path, **limits: float) -> Iterator[Served]:
     for block in range(len(BIG) // (4 << 20)):
         index.hold(bucket, "big", "v1", block, 2, 0, 0, NOW)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    listener.setblocking(False)
     port = listener.getsockname()[1]
-    front = Front(index, files, settings)
-    front.listen(listener.detach())
     front.set_rules([(7, "secret-token", None), (8, "other-token", ["other"])], {"data": (bucket, 100.0, 0)})
-    front.set_now(NOW)
-    front.start()
-    done = threading.Event()
-    back = threading.Thread(target=answer, args=(front, done))
-    back.start()
-    try:
+
+    def answer(connection: int, asked: Asked) -> None:
+        body = b"back %b %d" % (asked[1], len(asked[3]))
+        front.say(connection, b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        front.finish(connection)
+
+    with answering(front, listener, answer):
         yield Served(front, index, files, port, bucket)
-    finally:
-        done.set()
-        back.join()
-        front.stop()
 
 
 def test_hits_of_what_is_fresh_held_and_verified_are_the_fronts(tmp_path: Path) -> None:

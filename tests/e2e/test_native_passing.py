@@ -5,69 +5,44 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import select
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stoker._native import Files, Front, FrontSettings, Index
+from stoker._native import Front
 from stoker.wire.cache_batch import DESCRIPTOR, FRAME, FRAME_DESCRIPTORS, FRAME_LAST, INSTANCE_BYTES
+from tests.e2e.native_front import NOW, Asked, answering, new_front
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = pytest.mark.real
-NOW = 1000
 REQUEST = b"POST /-/read HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
 CONTENT = {"a": b"content of a", "b": b"content of b"}
 LIST_BYTES = INSTANCE_BYTES + 2 * DESCRIPTOR.size
 
 
-def answer(front: Front, bucket: int, done: threading.Event) -> None:
-    while not done.is_set():
-        select.select([front], [], [], 0.05)
-        for kind, connection, asked in front.take(100):
-            if kind == "asked":
-                assert asked is not None
-                assert asked[5], "it came by a Unix socket"
-                wanted = 5, 10, b""
-                assert front.answer_batch(connection, [*CONTENT, "short"], (bucket, 100.0, 0), wanted)
-
-
 @contextlib.contextmanager
 def near(folder: Path, **limits: float) -> Iterator[tuple[Front, socket.socket]]:
     """A front, a connection to it, and a back that passes two descriptors with each answer, where that can be."""
-    settings = FrontSettings()
-    for name, value in limits.items():
-        setattr(settings, name, value)
-    (folder / "000").mkdir()
-    index, files = Index(str(folder / "index"), 4 << 20), Files(str(folder), 100)
-    bucket = index.bucket("data", "")
+    front, index, files, bucket = new_front(folder, **limits)
     for number, (key, content) in enumerate((CONTENT | {"short": b"abc"}).items(), 1):
         Path(files.path(number)).write_bytes(content)
         index.learn(bucket, key, "v1", len(content), False, NOW)
         index.hold(bucket, key, "v1", None, number, 0, 0, NOW)
-    front = Front(index, files, settings)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "socket"))
-        listener.listen()
-        listener.setblocking(False)
-        front.listen(listener.detach())
-    front.set_now(NOW)
-    front.start()
-    done = threading.Event()
-    back = threading.Thread(target=answer, args=(front, bucket, done))
-    back.start()
-    try:
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(20)
-            link.connect(str(folder / "socket"))
-            yield front, link
-    finally:
-        done.set()
-        back.join()
-        front.stop()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen()
+
+    def answer(connection: int, asked: Asked) -> None:
+        assert asked[5], "it came by a Unix socket"
+        wanted = 5, 10, b""
+        assert front.answer_batch(connection, [*CONTENT, "short"], (bucket, 100.0, 0), wanted)
+
+    with answering(front, listener, answer), socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(20)
+        link.connect(str(folder / "socket"))
+        yield front, link
 
 
 def test_they_go_once_however_small_the_parts_are_that_go_out(tmp_path: Path) -> None:

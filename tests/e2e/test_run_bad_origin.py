@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.e2e.run_helpers import SCRIPTS, run
+from tests.http_servers import QuietHandler, QuietServer, running
 
 pytestmark = pytest.mark.real
 SCRIPT = str(SCRIPTS / "read_dataset.py")
 OBJECTS = {f"train/{i:03d}": json.dumps([i % 2, i, 1.0, -i / 7, 0.5]).encode() for i in range(40)}
 
 
-class Origin(ThreadingHTTPServer):
+class Origin(QuietServer):
     """Serves OBJECTS; `mischief` says what happens to reads of train/007."""
 
-    daemon_threads = True
-
     def __init__(self, mischief: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.mischief = mischief
         self.reads: Counter[str] = Counter()
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(QuietHandler):
     server: Origin
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         key = urlsplit(self.path).path.removeprefix("/bucket").lstrip("/")
@@ -82,12 +72,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def origin(request: pytest.FixtureRequest) -> Iterator[Origin]:
     server = Origin(request.param)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running(server):
+        yield server
 
 
 def train(folder: Path, origin: Origin) -> tuple[int, str]:
@@ -95,7 +81,7 @@ def train(folder: Path, origin: Origin) -> tuple[int, str]:
     done = run(
         folder, "run", "--nproc-per-node", "2", "--timeout", "60s", "--bucket", "numbers=s3://bucket/", SCRIPT,
         "stoker://numbers/train/", timeout_s=100,
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{origin.server_address[1]}", AWS_ACCESS_KEY_ID="a",
+        AWS_ENDPOINT_URL=origin.url, AWS_ACCESS_KEY_ID="a",
         AWS_SECRET_ACCESS_KEY="b", AWS_REGION="us-east-1",
     )  # fmt: skip
     assert time.monotonic() - began < 60, "no longer than the one timeout"

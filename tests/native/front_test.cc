@@ -21,6 +21,7 @@
 
 #include "../../src/stoker/_native/front.h"
 #include "check.h"
+#include "descriptors.h"
 
 using namespace stoker;
 
@@ -373,22 +374,9 @@ std::string exchange(int fd, const std::string& text, size_t wanted, std::mt1993
       if (done > 0) sent += static_cast<size_t>(done);
     }
     if (waits.revents & (POLLIN | POLLHUP)) {
-      iovec into{part, 1 + chance() % sizeof part};
-      alignas(cmsghdr) char control[CMSG_SPACE(Passing::COUNT_MAX * sizeof(int))];
-      msghdr message{};
-      message.msg_iov = &into;
-      message.msg_iovlen = 1;
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      const ssize_t more = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-      for (cmsghdr* header = CMSG_FIRSTHDR(&message); more >= 0 && header; header = CMSG_NXTHDR(&message, header)) {
-        CHECK(header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS);
-        for (size_t at = 0; at < header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
-          int number;
-          std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
-          arrived.push_back({number, got.size()});
-        }
-      }
+      std::vector<int> descriptors;
+      const ssize_t more = receive(fd, part, 1 + chance() % sizeof part, 0, descriptors);
+      for (const int number : descriptors) arrived.push_back({number, got.size()});
       if (more <= 0) break;
       got.append(part, static_cast<size_t>(more));
     }

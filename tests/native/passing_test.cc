@@ -15,6 +15,7 @@
 #include "../../src/stoker/_native/frames.h"
 #include "../../src/stoker/_native/passing.h"
 #include "check.h"
+#include "descriptors.h"
 
 using namespace stoker;
 
@@ -82,25 +83,12 @@ void no_more_than_may_be_open(const Store& store) {
 
 size_t arrived(int socket, std::string& bytes) {
   char part[100];
-  iovec into{part, sizeof part};
-  alignas(cmsghdr) char control[CMSG_SPACE(Passing::COUNT_MAX * sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &into;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT);
+  std::vector<int> descriptors;
+  const ssize_t got = receive(socket, part, sizeof part, MSG_DONTWAIT, descriptors);
   if (got <= 0) return 0;
   bytes.append(part, static_cast<size_t>(got));
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (!header) return 0;
-  const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-  for (size_t i = 0; i < count; ++i) {
-    int fd;
-    std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
-    ::close(fd);
-  }
-  return count;
+  for (const int descriptor : descriptors) ::close(descriptor);
+  return descriptors.size();
 }
 
 // The kernel lets a user have no more on their way than a process may have open. The bytes go out nevertheless.

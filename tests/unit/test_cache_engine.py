@@ -24,19 +24,9 @@ from stoker.cache.store.store import Store
 from stoker.errors import ConfigError, ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.testing.cache_fakes import FaultyOrigin, FullFiles
 from stoker.wire.cache_api import BucketSpec, FleetMember
+from tests.clocks import HandClock
 
 BLOCK = 1000
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wall(self) -> float:
-        return self.time_s + 1e9
 
 
 class World:
@@ -49,7 +39,7 @@ class World:
         open_files: Callable[[Path], ContainerFiles] = ContainerFiles,
         **spec: float,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = HandClock()
         self.memory = MemoryOrigin("m")
         self.origin = FaultyOrigin(self.memory)
         self.memory.put("k", bytes(2500))
@@ -253,7 +243,7 @@ def test_an_origin_that_keeps_failing_fails_everyone_and_is_asked_again_later(tm
         world.origin.faults.clear()
         with pytest.raises(OriginError, match=r"is left alone: it failed 8 times in a row \(last: down\)"):
             await world.read()
-        world.clock.time_s += 2
+        world.clock.at += 2
         assert await world.read() == bytes(2500)
         await settled(world)
         assert world.held_bytes == 2500
@@ -295,13 +285,13 @@ def test_old_pointers_serve_while_the_origin_is_down_but_not_for_ever(tmp_path: 
     async def test(world: World) -> None:
         await world.read()
         world.origin.stat_faults.extend([OriginError("down")] * 40)
-        world.clock.time_s += 70
+        world.clock.at += 70
         assert await world.read() == bytes(2500)
-        world.clock.time_s += 40
+        world.clock.at += 40
         with pytest.raises(OriginError):
             await world.read()
         world.origin.stat_faults.clear()
-        world.clock.time_s += 31
+        world.clock.at += 31
         assert await world.read() == bytes(2500)
         await world.engine.metadata.refresh(world.bucket, "")
         world.origin.stat_faults.extend([OriginError("down")] * 4)
@@ -316,7 +306,7 @@ def test_a_pointer_is_checked_once_its_time_is_over(tmp_path: Path) -> None:
         await world.read()
         world.memory.put("k", b"n" * 10)
         assert await world.read() == bytes(2500)
-        world.clock.time_s += 61
+        world.clock.at += 61
         assert await world.read() == b"n" * 10
         await settled(world)
         assert world.held_bytes == 10
@@ -333,7 +323,7 @@ def test_a_full_disk_is_passed_through_until_there_is_room(tmp_path: Path) -> No
         assert "No space left" in str(world.store.problem)
         assert world.held_bytes == 0
         files.is_full = False
-        world.clock.time_s += 60
+        world.clock.at += 60
         assert await world.read() == bytes(2500)
         await settled(world)
         assert world.store.problem is None
@@ -507,7 +497,7 @@ def test_names_of_what_there_is_not_are_remembered_for_a_while(tmp_path: Path) -
                 await world.engine.locate(world.bucket, f"none{number}")
         assert len(world.store.index) == 51
         assert await world.store.forget_absent() == 0
-        world.clock.time_s += 3601
+        world.clock.at += 3601
         with pytest.raises(ObjectNotFound):
             await world.engine.locate(world.bucket, "none7")
         assert await world.store.forget_absent() == 49

@@ -20,21 +20,11 @@ from stoker.cache.store.lots import PrefixRule
 from stoker.cache.store.store import Store
 from stoker.errors import CorruptBlock, EnvironmentProblem
 from stoker.testing.cache_fakes import FullFiles
+from tests.clocks import HandClock
 
 BLOCK = 64 * 1024
 PAGE = 4096
 SIZES = [10, 3000, 5000, 70_000, 300_000]
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wall(self) -> float:
-        return self.time_s + 1e9
 
 
 def content(bucket: str, key: str, version: int) -> bytes:
@@ -50,7 +40,7 @@ class Twin:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.policies = policies or ("lru", "lru")
-        self.clock = FakeClock()
+        self.clock = HandClock()
         self.versions: dict[tuple[str, str], int] = {}
         self.rules: dict[str, list[PrefixRule]] = {}
         self.quotas: dict[str, int] = {}
@@ -123,7 +113,7 @@ def test_a_store_serves_only_what_was_put_and_keeps_its_limit(
     async def whole(folder: Path) -> None:
         twin = Twin(folder, limit_bytes, *policies)
         for move, (bucket, key) in todo:
-            twin.clock.time_s += 1
+            twin.clock.at += 1
             await step(twin, move, bucket, key)
             twin.check_room()
         for bucket in "ab":
@@ -156,13 +146,13 @@ async def step(twin: Twin, move: str, bucket: str, key: str) -> None:
             assert known is not None
             assert twin.store.held(known, 0) is None
     elif move == "rewrite":
-        twin.clock.time_s += 100
+        twin.clock.at += 100
         while await twin.store.clearing.rewrite_sparse():
             twin.check_room()
     elif move == "refresh":
         await twin.store.refresh(twin.numbers[bucket], key)
     elif move == "wait":
-        twin.clock.time_s += 1000
+        twin.clock.at += 1000
     else:
         if move == "restart":
             await twin.store.close()
@@ -184,7 +174,7 @@ def test_what_nobody_used_leaves_and_what_was_used_stays(tmp_path: Path) -> None
         twin = Twin(tmp_path, 4_000_000)
         names = [f"k{n}" for n in range(400)]
         for name in names:
-            twin.clock.time_s += 1
+            twin.clock.at += 1
             assert await twin.put("a", name)
             assert await twin.check("a", "k0") >= 1, "it is used again and again"
             twin.check_room()
@@ -222,7 +212,7 @@ def test_quotas_and_pins_hold_against_others(tmp_path: Path) -> None:
         for name in pinned:
             assert await twin.put("a", name)
         for n in range(200):
-            twin.clock.time_s += 1
+            twin.clock.at += 1
             for bucket, key in (("a", f"little/{n}"), ("b", f"x{n}"), ("a", f"y{n}")):
                 await twin.put(bucket, key)
             twin.check_room()
@@ -237,7 +227,7 @@ def test_quotas_and_pins_hold_against_others(tmp_path: Path) -> None:
         twin.open()
         assert twin.store.room.used_by_bucket("a") <= sum(used.values())
         for n in range(200):
-            twin.clock.time_s += 1
+            twin.clock.at += 1
             await twin.put("a", f"z{n}")
         held = [await twin.check("a", name) for name in pinned]
         assert not all(held), "they are pinned no more"
@@ -271,19 +261,19 @@ def test_what_a_load_has_brought_does_not_leave_for_it(tmp_path: Path, size_byte
         with clearing.loading("a", now_s()):
             for n in range(number // 2):
                 assert await load(f"old{n}")
-        twin.clock.time_s += 10
+        twin.clock.at += 10
         with clearing.loading("a", began_s := now_s()):
             loaded = []
             for n in range(2 * number):
                 with clearing.loading("a", now_s()):  # another load, of later
-                    twin.clock.time_s += 0.1
+                    twin.clock.at += 0.1
                     if await load(f"new{n}"):
                         loaded.append(f"new{n}")
             assert began_s < now_s()
             assert all(map(held, loaded)), "what it has brought is there"
             assert len(loaded) > 0.8 * number, "what was there before has left"
             assert not any(held(f"old{n}") for n in range(number // 2))
-        twin.clock.time_s += 10
+        twin.clock.at += 10
         with clearing.loading("a", now_s()):
             assert await load("later"), "for the next load it may leave"
         twin.check_room()
@@ -308,7 +298,7 @@ def test_a_load_is_limited_by_those_of_its_own_bucket_and_makes_no_room_once_it_
             filled += 1
         assert filled > 50, "there was room, and nothing has left"
         assert all(twin.store.holds(twin.numbers["b"], f"old{n}", "v", 0) for n in range(filled))
-        twin.clock.time_s += 10
+        twin.clock.at += 10
         with clearing.loading("a", now_s() - 1000), clearing.loading("b", now_s()):
             assert await put("new"), "the load of the other bucket is older"
         with clearing.loading("b", now_s() - 1000):
@@ -329,7 +319,7 @@ def test_what_is_pinned_stays_when_the_limit_is_lower_as_long_as_it_can(tmp_path
             assert await twin.put("a", name)
         pinned_bytes = twin.store.room.used_bytes
         for n in range(100):
-            twin.clock.time_s += 1
+            twin.clock.at += 1
             assert await twin.put("a", f"x{n}")
         for limit_bytes in (pinned_bytes * 2, pinned_bytes // 2):
             assert twin.store.room.used_bytes > limit_bytes
@@ -369,7 +359,7 @@ def test_what_is_kept_for_a_time_leaves_when_it_is_over(tmp_path: Path) -> None:
         for n in range(5):
             await twin.put("a", f"old{n}")
             await twin.put("b", f"old{n}")
-        twin.clock.time_s += 150
+        twin.clock.at += 150
         await twin.store.clearing.give_up_old()
         assert not any([await twin.check("a", f"old{n}") for n in range(5)])
         assert all([await twin.check("b", f"old{n}") for n in range(5)])
@@ -394,18 +384,18 @@ def test_looking_for_what_may_leave_takes_little_of_the_time(tmp_path: Path) -> 
 
         async def count(work: Callable[..., object], *arguments: object) -> object:
             looks.append(work)
-            twin.clock.time_s += 0.2
+            twin.clock.at += 0.2
             return await run_in_thread(work, *arguments)
 
         held.run = count  # type: ignore[assignment, method-assign]
-        began_s = twin.clock.time_s
-        while twin.clock.time_s < began_s + 900:
-            twin.clock.time_s += 1
+        began_s = twin.clock.at
+        while twin.clock.at < began_s + 900:
+            twin.clock.at += 1
             await clearing.give_up_old()
             await clearing.rewrite_sparse()
         assert 40 <= looks.count(clearing._live_bytes) <= 45, "a hundredth of the time"
         assert 85 < looks.count(held.index.containers) < 95
-        twin.clock.time_s = began_s + 1012
+        twin.clock.at = began_s + 1012
         await clearing.give_up_old()
         assert twin.store.room.used_by_bucket("a") == 0
         await twin.store.close()
@@ -460,14 +450,14 @@ def test_a_file_that_somebody_removes_is_lost_and_never_made_again(tmp_path: Pat
 
 def test_a_full_disk_takes_nothing_until_it_does(tmp_path: Path) -> None:
     async def test() -> None:
-        clock = FakeClock()
+        clock = HandClock()
         store = Store(tmp_path, 50_000_000, BLOCK, clock, Rng(1), FullFiles)
         number = store.open_bucket("a", "memory://a").number
         assert isinstance(store.files, FullFiles)
         for size, key in ((100, "small"), (300_000, "large")):
             assert not await store.put(store.learn(number, key, "v", size), 0, bytes(min(size, BLOCK)))
             assert "No space left" in str(store.problem)
-            clock.time_s += 10
+            clock.at += 10
         store.files.is_full = False
         for size, key in ((100, "small"), (300_000, "large")):
             assert await store.put(store.learn(number, key, "v", size), 0, bytes(min(size, BLOCK)))
@@ -512,7 +502,7 @@ def test_a_folder_is_one_stores(tmp_path: Path) -> None:
     async def test() -> None:
         twin = Twin(tmp_path, 50_000_000)
         with pytest.raises(EnvironmentProblem, match="in use by another cache server"):
-            Store(tmp_path, 1, BLOCK, FakeClock(), Rng(1))
+            Store(tmp_path, 1, BLOCK, HandClock(), Rng(1))
         await twin.store.close()
 
     run(test)
@@ -582,7 +572,7 @@ def test_a_segment_that_cannot_be_written_anew_stays(tmp_path: Path) -> None:
             raise EnvironmentProblem("no room")
 
         files.write = full  # type: ignore[method-assign, assignment]
-        twin.clock.time_s += 100
+        twin.clock.at += 100
         while await twin.store.clearing.rewrite_sparse():
             pass
         files.write = real  # type: ignore[method-assign]
@@ -610,11 +600,11 @@ def test_closing_waits_for_what_the_upkeep_writes(tmp_path: Path) -> None:
             late.extend([number] if ended else [])
 
         twin.store.files.write = slow  # type: ignore[method-assign, assignment]
-        twin.clock.time_s += 100
+        twin.clock.at += 100
         rewriting = asyncio.ensure_future(twin.store.clearing.rewrite_sparse())
         await asyncio.sleep(0.005)
         await twin.store.close()
-        ended.append(twin.clock.time_s)
+        ended.append(twin.clock.at)
         await asyncio.gather(rewriting, return_exceptions=True)
         assert late == [], "written after the folder was let go"
 

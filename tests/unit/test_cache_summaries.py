@@ -19,19 +19,9 @@ from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
 from stoker.errors import CacheUnavailable, ObjectNotFound
 from stoker.wire.cache_api import BucketSpec, FleetMember, FleetStatus
+from tests.clocks import HandClock
 
 BLOCK = 64 * 1024
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wall(self) -> float:
-        return self.time_s + 1e9
 
 
 class Members:
@@ -110,7 +100,7 @@ class World:
         policy: str = "replica-aware",
         max_replicas: int = 0,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = HandClock()
         self.members = Members("xyz")
         self.servers: dict[str, Server] = {}
         self.peers = Nearby(self.servers)
@@ -121,7 +111,7 @@ class World:
 
     async def round(self) -> None:
         """All make their summaries, and then all have those of the others."""
-        self.clock.time_s += 100
+        self.clock.at += 100
         for _ in range(2):
             for server in self.servers.values():
                 await server.summaries.round()
@@ -283,7 +273,7 @@ def test_who_answers_nonsense_counts_for_a_few_rounds_more(tmp_path: Path, said:
         world.peers.broken["y"] = said
         rounds = 0
         while {x.counted(key) for key in keys} == {2}:
-            world.clock.time_s += EVERY_S
+            world.clock.at += EVERY_S
             await x.summaries.round()
             rounds += 1
             assert rounds < 10

@@ -20,6 +20,13 @@ std::string random_bytes() {
   return bytes;
 }
 
+Command command_of(Command::Kind kind, uint64_t connection) {
+  Command command;
+  command.kind = kind;
+  command.connection = connection;
+  return command;
+}
+
 }  // namespace
 
 Front::Front(std::shared_ptr<Index> index, std::shared_ptr<Files> files, const FrontSettings& settings)
@@ -41,9 +48,7 @@ void Front::start() {
 
 void Front::drain() {
   drains_ = true;
-  Command command;
-  command.kind = Command::Kind::drain;
-  for (const auto& loop : loops_) loop->post(command);
+  for (const auto& loop : loops_) loop->post(command_of(Command::Kind::drain, 0));
 }
 
 void Front::stop() {
@@ -81,17 +86,14 @@ bool Front::order(Command command) {
 }
 
 bool Front::say(uint64_t connection, std::string bytes, bool is_data) {
-  Command command;
-  command.connection = connection;
+  Command command = command_of(Command::Kind::say, connection);
   command.bytes = std::move(bytes);
   command.is_data = is_data;
   return order(std::move(command));
 }
 
 bool Front::send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size) {
-  Command command;
-  command.kind = Command::Kind::file;
-  command.connection = connection;
+  Command command = command_of(Command::Kind::file, connection);
   command.file = std::move(file);
   command.offset = offset;
   command.size = size;
@@ -109,8 +111,7 @@ bool Front::pass(uint64_t connection, uint16_t bucket, uint32_t container, std::
                  const std::string& after) {
   auto passing = std::make_shared<Passing>(passing_, settings_.passing_max);
   if (!add(*passing, bucket, container)) return false;
-  Command command;
-  command.connection = connection;
+  Command command = command_of(Command::Kind::say, connection);
   command.bytes = std::move(before) + passing->frame(instance_) + after;
   command.is_data = true;
   command.passing = std::move(passing);
@@ -118,40 +119,21 @@ bool Front::pass(uint64_t connection, uint16_t bucket, uint32_t container, std::
 }
 
 bool Front::send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size) {
-  Command command;
-  command.kind = Command::Kind::inflow;
-  command.connection = connection;
+  Command command = command_of(Command::Kind::inflow, connection);
   command.inflow = std::move(inflow);
   command.offset = offset;
   command.size = size;
   return order(std::move(command));
 }
 
-bool Front::wake(uint64_t connection) {
-  Command command;
-  command.kind = Command::Kind::wake;
-  command.connection = connection;
-  return order(std::move(command));
-}
+bool Front::wake(uint64_t connection) { return order(command_of(Command::Kind::wake, connection)); }
 
-bool Front::finish(uint64_t connection) {
-  Command command;
-  command.kind = Command::Kind::finish;
-  command.connection = connection;
-  return order(std::move(command));
-}
+bool Front::finish(uint64_t connection) { return order(command_of(Command::Kind::finish, connection)); }
 
-bool Front::drop(uint64_t connection) {
-  Command command;
-  command.kind = Command::Kind::drop;
-  command.connection = connection;
-  return order(std::move(command));
-}
+bool Front::drop(uint64_t connection) { return order(command_of(Command::Kind::drop, connection)); }
 
 bool Front::notify(uint64_t connection, uint64_t unsent_bytes_max) {
-  Command command;
-  command.kind = Command::Kind::notify;
-  command.connection = connection;
+  Command command = command_of(Command::Kind::notify, connection);
   command.size = unsent_bytes_max;
   return order(std::move(command));
 }

@@ -72,6 +72,11 @@ def segment_bytes_for(limit_bytes: int) -> int:
     return max(PAGE_BYTES, min(SEGMENT_BYTES_MAX, limit_bytes // SEGMENTS_MIN // PAGE_BYTES * PAGE_BYTES))
 
 
+def spare_bytes_for(limit_bytes: int) -> int:
+    """What a store with this limit keeps free to write segments anew."""
+    return min(segment_bytes_for(limit_bytes) // 2, limit_bytes // 4)
+
+
 def pages_bytes(size_bytes: int) -> int:
     """Whole pages, which is what the disk loses."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stoker.base.units import format_bytes
 from stoker.cache.client.servers import Servers
-from stoker.cache.segments import segment_bytes_for
+from stoker.cache.segments import spare_bytes_for
 from stoker.errors import CacheUnavailable, ObjectNotFound
 from stoker.wire.cache_api import BucketStatus, CacheStatus
 
@@ -76,7 +76,7 @@ def space_of(found: Sequence[CacheStatus], bucket: str, unreachable: Sequence[st
         status = found[number]
         # What has left of it, and still takes room in its segments, makes room for it.
         other_bytes = max(0, status.held_bytes - max(row.used_bytes, row.held_bytes))
-        left_bytes = max(0, status.capacity_bytes - _spare_bytes(status.capacity_bytes) - other_bytes)
+        left_bytes = max(0, status.capacity_bytes - spare_bytes_for(status.capacity_bytes) - other_bytes)
         room_bytes += min(left_bytes, row.quota_bytes) if row.quota_bytes else left_bytes
         others_bytes += other_bytes
     quotas = [row.quota_bytes for row in known]
@@ -91,11 +91,6 @@ def space_of(found: Sequence[CacheStatus], bucket: str, unreachable: Sequence[st
         parts=_parts(known),
         copies=max((row.max_replicas for row in known), default=1) or 1,
     )
-
-
-def _spare_bytes(capacity_bytes: int) -> int:
-    """What a server keeps free to write segments anew, as its store does."""
-    return min(segment_bytes_for(capacity_bytes) // 2, capacity_bytes // 4)
 
 
 def _parts(rows: Sequence[BucketStatus]) -> dict[str, int]:

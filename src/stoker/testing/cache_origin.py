@@ -251,6 +251,13 @@ async def streamed(origin: Origin, key: str, start: int, stop: int, version: str
         return [part async for part in parts]
 
 
+async def fails(origin: Origin, key: str, version: str) -> None:
+    """Whatever it is asked now is an OriginError."""
+    for asked in (origin.stat(key), origin.read(key, 0, 3, version), listed(origin, "", None, 10)):
+        with pytest.raises(OriginError):
+            await asked
+
+
 async def listed(origin: Origin, prefix: str, after: str | None, limit: int) -> list[ObjectInfo]:
     """All pages. An origin whose server turns out not to list in order may ask, once, to be listed again."""
     for attempt in (1, 2):

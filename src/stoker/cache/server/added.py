@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stoker.cache.server.buckets import check_bucket
+from stoker.cache.server.buckets import check_bucket, is_known
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.written import read_file, write_file
 from stoker.errors import CacheUnavailable, ConfigError, StokerError
@@ -68,9 +68,7 @@ class AddedBuckets:
 
     def check(self, name: str, spec: BucketSpec) -> None:
         """Raises ConfigError if it cannot be added, because another of that name is here."""
-        known = self._engine.buckets.get(name)
-        if check_bucket(name, spec) and known is not None and known.spec != spec:
-            raise ConfigError(f"there is a bucket {name!r} already, with another origin or other settings")
+        is_known(self._engine.buckets, name, check_bucket(name, spec))
 
     async def add_everywhere(self, name: str, spec: BucketSpec) -> tuple[bool, BucketAdded]:
         """Add a bucket here, whether it is new, and at all other servers; nowhere, if it is another one somewhere, for

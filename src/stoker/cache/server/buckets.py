@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from urllib.parse import parse_qsl
@@ -65,6 +66,14 @@ def check_origin(bucket: Bucket, mark: str | None) -> None:
         raise AnotherOrigin(
             f"the bucket {bucket.name!r} is from another origin here: {without_query(bucket.origin.url)}"
         )
+
+
+def is_known(buckets: Mapping[str, Bucket], name: str, spec: BucketSpec) -> bool:
+    """Whether the very same bucket is there. Raises ConfigError if another of that name is."""
+    known = buckets.get(name)
+    if known is not None and known.spec != spec:
+        raise ConfigError(f"there is a bucket {name!r} already, with another origin or other settings")
+    return known is not None
 
 
 def check_bucket(name: str, spec: BucketSpec) -> BucketSpec:

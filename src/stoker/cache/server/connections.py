@@ -46,21 +46,20 @@ class FrontAnswer:
         if self._is_head or not data:
             return
         self._unsent_bytes += len(data)
-        said = b"%x\r\n%b\r\n" % (len(data), bytes(data)) if self._is_chunked else data
-        self._front.say(self._connection, said)
+        before, after = self._around(len(data))
+        self._front.say(self._connection, b"".join((before, data, after)) if self._is_chunked else data)
 
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
         if self._is_head or start == stop:
             return True
         size_bytes = stop - start
-        if self._is_chunked:
-            before = b"%x\r\n%b" % (size_bytes + len(before), before)
+        before, after = self._around(size_bytes, before)
         files = self._connections.files.sending
         offset = piece.offset + start
         if not self._front.send_file(files, self._connection, piece.container, offset, size_bytes, before):
             return False
-        if self._is_chunked:
-            self._front.say(self._connection, b"\r\n")
+        if after:
+            self._front.say(self._connection, after)
         self._unsent_bytes += size_bytes
         return True
 
@@ -68,13 +67,12 @@ class FrontAnswer:
         if self._is_head or start == stop:
             return
         size_bytes = stop - start
-        if self._is_chunked:
-            before = b"%x\r\n%b" % (size_bytes + len(before), before)
+        before, after = self._around(size_bytes, before)
         if before:
             self._front.say(self._connection, before)
         self._front.send_inflow(self._connection, landing.inflow, start, size_bytes)
-        if self._is_chunked:
-            self._front.say(self._connection, b"\r\n")
+        if after:
+            self._front.say(self._connection, after)
         self._unsent_bytes += size_bytes
 
     def batch(
@@ -88,7 +86,7 @@ class FrontAnswer:
         return BatchHit(*said)
 
     def pass_descriptor(self, piece: Piece) -> bool:
-        before, after = (b"%x\r\n" % _DESCRIPTOR_FRAME_BYTES, b"\r\n") if self._is_chunked else (b"", b"")
+        before, after = self._around(_DESCRIPTOR_FRAME_BYTES)
         return self._front.pass_descriptor(self._connection, piece.bucket, piece.container, before, after)
 
     @property
@@ -107,6 +105,12 @@ class FrontAnswer:
         if self._is_chunked and not self._is_head:
             self._front.say(self._connection, b"0\r\n\r\n")
         self._front.finish(self._connection)
+
+    def _around(self, size_bytes: int, before: bytes = b"") -> tuple[bytes, bytes]:
+        """What goes out before and after so many bytes that follow `before`: they are one chunk with it."""
+        if not self._is_chunked:
+            return before, b""
+        return b"%x\r\n%b" % (size_bytes + len(before), before), b"\r\n"
 
 
 class Connections:

@@ -17,7 +17,7 @@ from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.guarded import GuardedOrigin
 from stoker.cache.origin.port import Origin
 from stoker.cache.server.beginnings import Beginnings
-from stoker.cache.server.buckets import Bucket, mark_of
+from stoker.cache.server.buckets import Bucket, is_known, mark_of
 from stoker.cache.server.budget import Budget
 from stoker.cache.server.fetches import Fetches, Ticket
 from stoker.cache.server.fleet import Fleet
@@ -83,11 +83,8 @@ class Engine:
 
     def add_bucket(self, name: str, spec: BucketSpec) -> bool:
         """Add a bucket; False if the very same is there. Raises ConfigError if another of that name is."""
-        known = self.buckets.get(name)
-        if known is not None:
-            if known.spec == spec:
-                return False
-            raise ConfigError(f"there is a bucket {name!r} already, with another origin or other settings")
+        if is_known(self.buckets, name, spec):
+            return False
         limits = OriginLimits(
             bytes_per_s=spec.origin_bytes_per_s,
             requests_per_s=spec.origin_requests_per_s,

@@ -20,6 +20,7 @@ from stoker.cache.evict import REPLICA_AWARE
 from stoker.cache.layout import block_count
 from stoker.cache.maglev import Member, Placement, block_owner_name
 from stoker.cache.server.engine import Engine
+from stoker.cache.store.known import is_held
 from stoker.cache.summary import Summary, block_hash, copies, membership, object_hash
 from stoker.errors import CacheUnavailable, ObjectNotFound, StokerError
 from stoker.wire.cache_api import SummaryStatus
@@ -88,7 +89,7 @@ class Summaries:
         """A member has said who it is. What one told that has started anew since may be gone with its disk."""
         before, self._instances[name] = self._instances.get(name), instance
         if before not in (None, instance):
-            self._heard = {peer: one for peer, one in self._heard.items() if peer != name}
+            self._forget(name)
 
     def copies(self, piece: Piece) -> int:
         """How many copies of a piece that is held here may be counted, this one included. From any thread."""
@@ -224,13 +225,17 @@ class Summaries:
                 summary.add(block_hash(whole, 0))
                 continue
             found = held.index.find(number, name.key, True)
-            if found is None or found.version != name.version or not found.container:
+            if found is None or found.version != name.version:
                 continue
             for block in range(block_count(name.size_bytes, held.block_size_bytes)):
-                if found.block(block) is not None if found.is_large else block == 0:
+                if is_held(found, block):
                     summary.add(block_hash(whole, block))
 
     # -- the others' --------------------------------------------------------------------------------------------
+
+    def _forget(self, name: str) -> None:
+        """By a new dict: threads read the one before."""
+        self._heard = {peer: one for peer, one in self._heard.items() if peer != name}
 
     async def _ask_all(self, view: _View) -> bool:
         """Get the others' summaries, one after the other; False if one that can be reached has none yet."""
@@ -259,7 +264,7 @@ class Summaries:
             fleet.lost(name, error)
             return True
         except ObjectNotFound:
-            self._heard = {peer: one for peer, one in self._heard.items() if peer != name}
+            self._forget(name)
             return False
         except StokerError as error:
             log.info("%s does not say what it holds: %s", name, error)

@@ -18,6 +18,7 @@ from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.peers import Block
+from stoker.cache.store.known import is_held
 from stoker.errors import CacheUnavailable, StokerError
 
 log = logging.getLogger("stoker.cache")
@@ -92,7 +93,7 @@ class Trim:
             self._sorted_blocks += 1
             if self._sorted_blocks % _BLOCKS_PER_TURN == 0:
                 await asyncio.sleep(0)
-            if (found.block(index) is None) if found.is_large else index > 0:
+            if not is_held(found, index):
                 continue
             owner_name = block_owner_name(bucket.name, name.key, index)
             owners = engine.fleet.view.placement().owners(owner_name, bucket.spec.max_replicas)
@@ -121,8 +122,8 @@ class Trim:
                 fleet.lost(keeper, error)
                 return
             held = [both and one for both, one in zip(held, said, strict=True)]
-        for (key, version, index), is_held in zip(blocks, held, strict=True):
-            piece = self._piece(bucket, key, version, index) if is_held else None
+        for (key, version, index), is_elsewhere in zip(blocks, held, strict=True):
+            piece = self._piece(bucket, key, version, index) if is_elsewhere else None
             if piece is not None:
                 store.clearing.lose(piece)
                 self.trimmed_blocks += 1

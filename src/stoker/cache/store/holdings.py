@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 from stoker._native import FileProblem, Found, Piece
 from stoker.base.clock import Clock
 from stoker.cache.coming import ComingReads
+from stoker.cache.layout import block_count
 from stoker.cache.room import Lot, Room
-from stoker.cache.segments import Segments, pages_bytes, segment_bytes_for
+from stoker.cache.segments import Segments, pages_bytes, segment_bytes_for, spare_bytes_for
 from stoker.cache.store.containers import ContainerFiles
+from stoker.cache.store.known import is_held
 from stoker.cache.store.lots import KeptBucket, Lots
 from stoker.cache.store.opening import blocks_bytes, open_index, reconcile
 from stoker.errors import EnvironmentProblem
@@ -56,7 +58,7 @@ class Holdings:
         self._next_container = self.index.container_max() + 1
         segment_bytes = segment_bytes_for(limit_bytes)
         self.packed_bytes_max = min(PACKED_BYTES_MAX, segment_bytes, block_size_bytes)
-        self.room = Room(limit_bytes, min(segment_bytes // 2, limit_bytes // 4))
+        self.room = Room(limit_bytes, spare_bytes_for(limit_bytes))
         self.segments = Segments(segment_bytes, self.new_container)
         self.lots = Lots(self.index, self.room)
         for number, (container, size_bytes) in sorted(
@@ -116,10 +118,13 @@ class Holdings:
 
     def charge_bytes(self, found: Found) -> int:
         """What the blocks of a large object take that are held; `found` is with its blocks."""
+        return sum(pages_bytes(size_bytes) for size_bytes in self.held_sizes(found))
+
+    def held_sizes(self, found: Found) -> list[int]:
+        """How many bytes each block of a large object has that is held; `found` is with its blocks."""
         size = self.block_size_bytes
-        count = -(-found.size_bytes // size)
-        held = (n for n in range(count) if found.block(n) is not None)
-        return sum(pages_bytes(min(size, found.size_bytes - n * size)) for n in held)
+        held = (n for n in range(block_count(found.size_bytes, size)) if is_held(found, n))
+        return [min(size, found.size_bytes - n * size) for n in held]
 
     def open_bucket(self, name: str, origin: str) -> int:
         """A bucket's number in the index. What is held of another origin under its name is given up.

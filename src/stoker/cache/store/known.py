@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoker._native import Found
+
 
 class Known(NamedTuple):
     """A version of an object. `bucket` is its number in the index, and `tag` stands for the version there: 0, nothing
@@ -16,3 +18,10 @@ class Known(NamedTuple):
     tag: int
     checked_s: int
     is_absent: bool = False
+
+
+def is_held(found: Found, block: int) -> bool:
+    """Whether a block is here of what was found, which is with its blocks."""
+    if not found.container:
+        return False
+    return found.block(block) is not None if found.is_large else block == 0

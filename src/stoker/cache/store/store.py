@@ -20,7 +20,7 @@ from stoker.cache.evict import LRU
 from stoker.cache.store.clearing import Clearing
 from stoker.cache.store.containers import ContainerFiles
 from stoker.cache.store.holdings import Holdings
-from stoker.cache.store.known import Known
+from stoker.cache.store.known import Known, is_held
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lots import KeptBucket, PrefixRule
 from stoker.cache.store.writing import AT_ONCE_BYTES, Data, Writing
@@ -174,9 +174,7 @@ class Store:
             found = self.index.find(known.bucket, known.key, True)
         except FileProblem:
             return False
-        if found is None or found.tag != known.tag or not found.container:
-            return False
-        return found.block(block) is not None if found.is_large else block == 0
+        return found is not None and found.tag == known.tag and is_held(found, block)
 
     def holds(self, bucket: int, key: str, version: str, block: int) -> bool:
         """Whether a block of that version is here, which does not count as a use."""
@@ -238,11 +236,9 @@ class Store:
             known = _known(bucket, key, found)
             piece = self.index.held(bucket, key, known.tag, 0, self.now_s())
             return (1, found.size_bytes) if piece is not None and self.index.lose(piece) else (0, 0)
-        size = self.holdings.block_size_bytes
-        count = -(-found.size_bytes // size)
-        held = [n for n in range(count) if found.block(n) is not None]
+        sizes = self.holdings.held_sizes(found)
         self.large_files.lose_file(found.container, self.holdings.lot_of(bucket, key))
-        return len(held), sum(min(size, found.size_bytes - n * size) for n in held)
+        return len(sizes), sum(sizes)
 
     def _read(self, piece: Piece) -> bytes | None:
         try:
