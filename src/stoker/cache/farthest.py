@@ -19,6 +19,9 @@ SHARES = (1 / 16, 1 / 4, 1 / 2, 1.0)
 WORTH_SHARE = 0.5
 """A segment of which less leaves is not worth writing the rest anew."""
 
+SCATTERED_SHARE = 0.25
+"""The same, where something has to leave."""
+
 
 class Sample(NamedTuple):
     """When some pieces of a segment are read next, in seconds; infinite, where nobody has said so."""
@@ -67,5 +70,7 @@ def latest(samples: Sequence[Sample], newcomer_s: float, *, is_forced: bool = Fa
         return None
     shares = np.add.reduceat(is_later, starts) / counts
     best = int(np.argmax(shares))
+    is_worth_it = shares[best] >= SCATTERED_SHARE
+    cut_s = float(np.nextafter(newcomer_s, np.inf)) if is_worth_it else -np.inf
     median_s = float(np.median(samples[best].due_s))
-    return Leaving(samples[best].number, -np.inf, median_s, "what is read next needs its room")
+    return Leaving(samples[best].number, cut_s, median_s, "what is read next needs its room")

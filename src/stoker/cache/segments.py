@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
-SEGMENTS_MIN = 128
+SEGMENTS_MIN = 256
 """With segments of more than a hundredth of the room, giving one up costs hits."""
 KEPT_MAX = 0.5
 SPARSE_BELOW = 0.5

@@ -1,0 +1,86 @@
+"""What is looked at next of the announced reads, and how far ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stoker.cache.coming import Stream
+from stoker.cache.prefetch import LOOKED_AT_ONCE, Look, Prefetch
+
+MB = 1_000_000
+
+
+def stream(reads: int, *, read_s: float = 1.0, plan: int = 0) -> Stream:
+    made = Stream("job", plan, read_s=read_s, now=0.0)
+    made.announce(0, reads, np.arange(reads, dtype=np.uint64), np.arange(reads))
+    return made
+
+
+def looks(core: Prefetch, streams: dict[str, Stream]) -> list[tuple[str, int, int]]:
+    found: list[tuple[str, int, int]] = []
+    while (look := core.next(streams)) is not None:
+        found.append(look[:3])
+    return found
+
+
+def learnt(window_bytes: int, read_bytes: int) -> Prefetch:
+    core = Prefetch(window_bytes)
+    for _ in range(500):
+        core.came(read_bytes)
+    return core
+
+
+def test_no_further_ahead_than_a_window_of_bytes() -> None:
+    core, one = learnt(10 * MB, MB), stream(100)
+    assert looks(core, {"a": one}) == [("a", 0, 10)]
+    one.advance(3, 3.0)
+    assert looks(core, {"a": one}) == [("a", 10, 13)]
+    assert core.ahead("a", one) == 10
+    one.advance(50, 50.0)
+    assert looks(core, {"a": one}) == [("a", 50, 60)], "what was passed over is not looked at"
+
+
+def test_what_is_due_first_comes_first_over_all_streams() -> None:
+    core = learnt(4000 * MB, MB)
+    quick, slow = stream(1000, read_s=0.1), stream(1000, read_s=1.0)
+    order = [(look.stream, look.start) for look in iter(lambda: core.next({"q": quick, "s": slow}), None)]
+    assert order[:2] in ([("q", 0), ("s", 0)], [("s", 0), ("q", 0)])
+    assert order[2:4] == [("q", LOOKED_AT_ONCE), ("q", 2 * LOOKED_AT_ONCE)]
+    assert [start for name, start in order if name == "s"] == [0, 256, 512, 768]
+
+
+def test_streams_share_the_window() -> None:
+    core = learnt(20 * MB, MB)
+    assert looks(core, {"a": stream(100), "b": stream(100)}) == [("a", 0, 10), ("b", 0, 10)]
+
+
+def test_two_reads_are_ahead_however_large_they_are() -> None:
+    assert looks(learnt(1000, MB), {"a": stream(5)}) == [("a", 0, 2)]
+
+
+def test_a_new_plan_begins_anew_and_one_that_is_gone_is_forgotten() -> None:
+    core = learnt(10 * MB, MB)
+    looks(core, {"a": stream(100)})
+    assert looks(core, {"a": stream(100, plan=1)}) == [("a", 0, 10)]
+    assert looks(core, {}) == []
+    assert looks(core, {"a": stream(100, plan=1)}) == [("a", 0, 10)]
+
+
+def test_what_could_not_be_kept_is_fetched_once_there_is_room_again() -> None:
+    core, one = learnt(10 * MB, MB), stream(100)
+    looks(core, {"a": one})
+    core.bar("a", {"a": one})
+    assert core.next({"a": one}) is None
+    one.advance(4, 4.0)
+    assert core.next({"a": one}) is None
+    one.advance(5, 5.0)
+    assert looks(core, {"a": one}) == [("a", 5, 15)]
+    core.bar("gone", {"a": one})
+
+
+def test_what_is_announced_anew_is_looked_at_once_more() -> None:
+    core, one = learnt(10 * MB, MB), stream(100)
+    looks(core, {"a": one})
+    one.announce(6, 50, np.arange(50, dtype=np.uint64), np.arange(6, 56))
+    core.back("a", 6)
+    assert core.next({"a": one}) == Look("a", 6, 10, "due in 6.0 s, before all others")
