@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cache.client.asked import Item, Wholes
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.descriptors import COUNT_MAX, Descriptor, Descriptors, Places
 from stoker.errors import WireError
@@ -48,8 +49,8 @@ def place(size_bytes: int, container: int, offset: int = 0) -> bytes:
     return frame(FRAME_PLACE, PLACE.pack(size_bytes, container, offset))
 
 
-def read(body: bytes, known: Descriptors, arrived: list[Descriptor]) -> list[bytes | None]:
-    return split_frames(body, "b", ["key"] * _objects(body), Places(known, known.held(), arrived))
+def read(body: bytes, known: Descriptors, arrived: list[Descriptor]) -> list[Item | None]:
+    return split_frames(body, "b", Wholes(["key"] * _objects(body)), Places(known, known.held(), arrived))
 
 
 def _objects(body: bytes) -> int:
@@ -94,7 +95,7 @@ def test_numbers_of_another_run_are_other_files(tmp_path: Path) -> None:
     assert read(body, known, [b]) == [b"content of b", None]
     assert said(known) == (OTHER, (1,))
     late = list_frame(ONE, {3: a}) + place(12, 3) + place(12, 1)
-    assert split_frames(late, "b", ["x", "y"], asked_before) == [b"content of a", None]
+    assert split_frames(late, "b", Wholes(["x", "y"]), asked_before) == [b"content of a", None]
 
 
 def test_what_did_not_come_is_not_read_and_fewer_are_asked_for(tmp_path: Path) -> None:
@@ -156,6 +157,6 @@ def test_what_is_not_understood_is_an_error(tmp_path: Path) -> None:
         frame(FRAME_PLACE, b"abc"),
     ):
         with pytest.raises(WireError):
-            split_frames(body, "b", ["a"], Places(known, known.held(), []))
+            split_frames(body, "b", Wholes(["a"]), Places(known, known.held(), []))
     with pytest.raises(WireError):
-        split_frames(place(1, 1), "b", ["a"])
+        split_frames(place(1, 1), "b", Wholes(["a"]))
