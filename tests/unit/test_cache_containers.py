@@ -80,6 +80,9 @@ def test_a_hole_gives_back_whole_pages_and_leaves_the_rest(tmp_path: Path) -> No
     assert files.read(1, 0, 1000) == data[:1000]
     assert files.read(1, 1000 + MIB // 2, MIB // 2 - 1000) == data[1000 + MIB // 2 :]
     assert files.punch(1, 5, 10), "less than a page: nothing to give back"
+    os.chmod(files.sending.path(1), 0o1600)
+    assert not files.punch(1, 0, MIB), "readers may have it mapped"
+    assert files.read(1, 0, 1000) == data[:1000]
     assert os.stat(files.sending.path(1)).st_size == MIB
     files.close()
 
