@@ -135,6 +135,45 @@ def test_what_the_server_gave_up_is_let_go_of(tmp_path: Path) -> None:
     assert said(known) == (ONE, tuple(number for number in range(20) if number % 3))
 
 
+def test_views_show_what_is_there_by_now_and_outlive_the_descriptor(tmp_path: Path) -> None:
+    file = made(tmp_path / "a", b"content of a")
+    first = file.view(8, 4)
+    assert first == b"of a"
+    assert first.readonly
+    assert file.view(8, 5) is None
+    assert file.view(2**40, 1) is None
+    large = os.urandom(3_000_000)
+    with (tmp_path / "a").open("ab") as growing:
+        growing.write(large)
+    assert file.view(0, 13) == b"content of a" + large[:1]
+    assert file.view(12, len(large)) == large
+    assert file.view(13, len(large)) is None
+    os.unlink(tmp_path / "a")
+    del file
+    assert first == b"of a"
+    maps = Path("/proc/self/maps").read_text
+    assert f"{tmp_path}/a" in maps()
+    del first
+    assert f"{tmp_path}/a" not in maps()
+
+
+def test_a_view_of_what_cannot_be_mapped_is_read(tmp_path: Path) -> None:
+    known = Descriptors(1000, 10)
+    a = made(tmp_path / "a", b"content of a")
+    read(list_frame(ONE, {1: a}), known, [a])
+    places = Places(known, known.held(), [])
+    assert places.read(1, 8, 4, views=True) == b"of a"
+    os.truncate(tmp_path / "a", 0)
+    other = Descriptors(1000, 10)
+    pipe, _ = ends = os.pipe()
+    odd = Descriptor(os.dup(pipe))
+    assert odd.view(0, 1) is None
+    read(list_frame(ONE, {2: odd}), other, [odd])
+    assert Places(other, other.held(), []).read(2, 0, 1, views=True) is None
+    for end in ends:
+        os.close(end)
+
+
 @pytest.fixture
 def low_limit() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -77,10 +78,15 @@ class Parts:
         """Each version of a key is named once."""
         numbers: dict[tuple[str, str], int] = {}
         packed = []
+        pack = RANGE.pack
         for key, start, stop, version in self.ranges:
-            check_range(start, stop)
+            if not 0 <= start <= stop:
+                check_range(start, stop)
             number = numbers.setdefault((key, version or ""), len(numbers))
-            packed.append(RANGE.pack(number, min(start, OFFSET_MAX), min(stop, OFFSET_MAX)))
+            try:
+                packed.append(pack(number, start, stop))
+            except struct.error:
+                packed.append(pack(number, min(start, OFFSET_MAX), min(stop, OFFSET_MAX)))
         versions = [version for _, version in numbers]
         return ReadRequest(
             bucket,

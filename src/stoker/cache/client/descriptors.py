@@ -34,13 +34,12 @@ _MAPPED_BYTES_MIN = 1024 * 1024
 class Descriptor:
     """One that the server has passed; closed with the last who refers to it. Views live on without it."""
 
-    __slots__ = ("_mapped", "_size_bytes", "fd", "identity")
+    __slots__ = ("_mapped", "fd", "identity")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.identity: tuple[int, int] | None = None
         self._mapped = memoryview(b"")
-        self._size_bytes = 0
         with suppress(OSError):
             found = os.fstat(fd)
             self.identity = found.st_dev, found.st_ino
@@ -62,22 +61,25 @@ class Descriptor:
         A file may grow, and is mapped for longer than it is: what is behind its end is never looked at.
         """
         stop = offset + size_bytes
-        if stop > self._size_bytes:
-            try:
-                self._size_bytes = os.fstat(self.fd).st_size
-            except OSError:
+        mapped = self._mapped
+        if stop > len(mapped):
+            mapped = self._map(mapped)
+            if stop > len(mapped):
                 return None
-            if stop > self._size_bytes:
-                return None
-        if stop > len(self._mapped):
-            length = max(_MAPPED_BYTES_MIN, 1 << (self._size_bytes - 1).bit_length())
-            try:
-                mapped = memoryview(Mapping(self.fd, length))
-            except OSError:
-                return None
-            self._mapped = mapped
-            return mapped[offset:stop]
-        return self._mapped[offset:stop]
+        return mapped[offset:stop]
+
+    def _map(self, mapped: memoryview) -> memoryview:
+        """What there is of the file by now. Threads that do so at once each get what is right."""
+        try:
+            size_bytes = os.fstat(self.fd).st_size
+            whole = memoryview(mapped.obj)
+            if size_bytes > len(whole):
+                length = max(_MAPPED_BYTES_MIN, 1 << (size_bytes - 1).bit_length())
+                whole = memoryview(Mapping(self.fd, length))
+        except OSError:
+            return mapped
+        self._mapped = whole[:size_bytes]
+        return self._mapped
 
 
 class Held(NamedTuple):
