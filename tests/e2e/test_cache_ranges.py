@@ -21,7 +21,15 @@ from stoker.cache.client.descriptors import Descriptor, Places
 from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
 from stoker.wire.cache_api import BucketSpec
-from stoker.wire.cache_batch import FRAME, FRAME_PLACE, PLACE, RANGE, DescriptorsWanted, ReadRequest
+from stoker.wire.cache_batch import (
+    FRAME,
+    FRAME_PLACE,
+    PLACE,
+    PLACE_OBJECT_BYTES_MAX,
+    RANGE,
+    DescriptorsWanted,
+    ReadRequest,
+)
 from tests.e2e.cache_helpers import fill, served, wait_until_held
 from tests.e2e.run_helpers import wait_for
 
@@ -134,6 +142,24 @@ def test_a_place_spans_blocks_of_one_file(cache: EmbeddedCache, objects: dict[st
             (3 * BLOCK, 100),
             (len(objects["large"]) - 5, 5),
         ]
+
+
+def test_files_of_very_large_objects_are_not_handed_out(tmp_path: Path, cache: EmbeddedCache) -> None:
+    for name, size_bytes in (("a", PLACE_OBJECT_BYTES_MAX), ("b", PLACE_OBJECT_BYTES_MAX + 1)):
+        with (tmp_path / "origin" / name).open("wb") as file:
+            file.truncate(size_bytes)
+            file.seek(2**29)
+            file.write(name.encode() * 10_000)
+    parts = {name: Parts([ByteRange(name, 2**29, 2**29 + 9000)]) for name in "ab"}
+    with cache.client() as client:
+        for name in "ab":
+            assert client.read_ranges("b", parts[name].ranges) == [name.encode() * 9000]
+        wait_until_held(client, 2)
+        for more in ([], [ByteRange("not there", 0, 1)]):  # the front answers, and the back
+            requests = [
+                Parts([*parts[name].ranges, *more]).request("b", DescriptorsWanted(1, 4)) for name in "ab"
+            ]
+            assert [len(frames(post(client, request), FRAME_PLACE)) for request in requests] == [1, 0]
 
 
 def frames(body: bytes, kind: int) -> list[int]:

@@ -155,7 +155,8 @@ Batch Front::answer_batch(uint64_t connection, const Reads& reads, const BucketR
     if (is_large ? !index_->covers(object, start, stop, now) : !(object.flags & Object::VERIFIED)) return batch;
     const uint64_t offset = is_large ? start : object.offset + start;
     batch.size_bytes += size_bytes;
-    if (size_bytes >= wanted.from_bytes && can_read(object.container)) {
+    const bool may_place = size_bytes >= wanted.from_bytes && object.size_bytes <= PLACE_OBJECT_BYTES_MAX;
+    if (may_place && can_read(object.container)) {
       body.place(size_bytes, object.container, offset);
       batch.places += 1;
       if (is_large) large.insert(object.container);

@@ -41,6 +41,8 @@ READ_KEYS_MAX = 65536
 READ_RANGES_MAX = 65536
 RANGE = struct.Struct("!IQQ")
 OFFSET_MAX = 2**64 - 1
+PLACE_OBJECT_BYTES_MAX = 2**30
+"""Files of larger objects are not handed out: they leave as a whole then, and who has one keeps all of its room."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 

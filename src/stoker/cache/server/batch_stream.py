@@ -27,6 +27,7 @@ from stoker.wire.cache_batch import (
     FRAME_PLACE,
     INSTANCE_BYTES,
     PLACE,
+    PLACE_OBJECT_BYTES_MAX,
     DescriptorsWanted,
     ReadRequest,
 )
@@ -38,7 +39,6 @@ _UNKNOWN_BYTES = 64 * 1024
 _AHEAD_BLOCKS = 4
 """Of one item, of which so many may be in memory at a time."""
 _PLACE_BLOCKS_MAX = 1024
-_PLACE_BYTES_MAX = 2**32 - 1
 
 
 class Item(NamedTuple):
@@ -266,7 +266,9 @@ class BatchStream:
         """Name the place of an item in place of sending it; False if it is short, or not all held in one file."""
         size_bytes = stop - start
         blocks = self._blocks(start, stop)
-        if not reader.from_bytes <= size_bytes <= _PLACE_BYTES_MAX or len(blocks) > _PLACE_BLOCKS_MAX:
+        if size_bytes < reader.from_bytes or known.size_bytes > PLACE_OBJECT_BYTES_MAX:
+            return False
+        if len(blocks) > _PLACE_BLOCKS_MAX:
             return False
         store = self._engine.store
         pieces = [store.held(known, index) for index in blocks]
