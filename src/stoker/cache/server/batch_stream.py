@@ -134,7 +134,9 @@ class BatchStream:
                     if item is None:
                         break
                     names = self._window.add(self._expected(item))
-                    coming.append((asyncio.get_running_loop().create_task(self._begin(item)), names))
+                    coming.append(
+                        (asyncio.get_running_loop().create_task(self._begin(item, len(names))), names)
+                    )
                 if not coming:
                     return
                 task, names = coming[0]
@@ -168,7 +170,8 @@ class BatchStream:
         """The numbers of the blocks that have bytes `[start, stop)`."""
         return range(start // self._block_bytes, -(-stop // self._block_bytes)) if start < stop else range(0)
 
-    async def _begin(self, item: Item) -> _Begun:
+    async def _begin(self, item: Item, blocks_max: int) -> _Begun:
+        """Look an item up and fetch its first blocks, as many as were counted."""
         key = check_key(self._wanted.keys[item.key])
         if item.stop < item.start:
             raise ConfigError(f"bytes [{item.start}, {item.stop}) of {key!r} are not a range")
@@ -177,7 +180,7 @@ class BatchStream:
             start, stop = min(item.start, known.size_bytes), min(item.stop, known.size_bytes)
             found: deque[Piece | Ticket] = deque()
             try:
-                for index in self._blocks(start, stop)[: self._ahead()]:
+                for index in self._blocks(start, stop)[: min(blocks_max, self._ahead())]:
                     found.append(await self._engine.block(known, index))
                 for one in found:
                     if isinstance(one, Ticket):
