@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cache.client.asked import Item
+from stoker.cache.client.asked import Asked, Item
 from stoker.cache.client.client import ByteRange
-from stoker.cache.client.fleet import open_client
+from stoker.cache.client.fleet import FleetClient, open_client
 from stoker.errors import ObjectChanged, ObjectNotFound, StokerError
 from tests.e2e.cache_helpers import fill
 from tests.e2e.test_cache_fleet import TOKEN, FleetOfServers, fleet_of, wait_until_held
@@ -127,3 +127,39 @@ def test_a_range_of_several_owners_is_of_one_version(tmp_path: Path) -> None:
                     assert len(versions) == 1
                     seen |= versions
         assert len(seen) >= 7
+
+
+def test_an_object_that_changes_between_two_owners_answers_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 4 * BLOCK
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "large").write_bytes(counted(0, size))
+    whole = FleetClient._read_groups
+    versions = iter([1, 2])
+
+    def one_by_one(
+        self: FleetClient,
+        bucket: str,
+        asked: Asked,
+        groups: dict[str, list[int]],
+        found: dict[int, Item],
+        *,
+        is_last: bool,
+        views: bool,
+    ) -> None:
+        for url, positions in groups.items():
+            whole(self, bucket, asked, {url: positions}, found, is_last=is_last, views=views)
+            version = next(versions, None) if len(groups) > 1 else None
+            if version is not None:
+                (tmp_path / "o" / "large").write_bytes(counted(version, size))
+                self.refresh("b", "")
+
+    with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
+        urls = ",".join(server.url for server in fleet.servers.values())
+        with open_client(urls, TOKEN, timeout_s=20.0) as client:
+            client.read_ranges("b", [ByteRange("large", 0, size)])
+            monkeypatch.setattr(FleetClient, "_read_groups", one_by_one)
+            (item,) = client.read_ranges("b", [ByteRange("large", 0, size)])
+            assert next(versions, None) is None
+            assert versions_of(item, 0) == {2}
