@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from stoker.wire.cache_api import HeldQuery, LoadRequest
-from stoker.wire.cache_batch import DescriptorsWanted, ReadRequest
+from stoker.wire.cache_batch import RANGE, DescriptorsWanted, ReadRequest
 
 CANARY = "canary"
 """An object that is only ever asked for inside what is no request."""
@@ -193,6 +193,7 @@ class Shapes:
                 lambda: self._request(b"GET", f"missing-{rng.randrange(MISSING_KEYS)}", extra),
                 lambda: self._post(b"/-/read", encode(ReadRequest("b", known * rng.choice([1, 20]))), extra),
                 lambda: self._post(b"/-/read", encode(ReadRequest("b", known, wanted)), extra),
+                lambda: self._post(b"/-/read", self._odd_ranges(rng, known), extra),
                 lambda: self._post(b"/-/held/b", encode(HeldQuery([(key, "1-2", 0)])), extra),
                 lambda: self._post(b"/-/fetch/b", encode(HeldQuery([(key, "1-2", 0)])), extra),
                 lambda: self._post(b"/-/load/b", encode(LoadRequest(known, 1)), extra),
@@ -210,8 +211,34 @@ class Shapes:
 
     def _batch(self, rng: random.Random) -> tuple[bytes, Expected]:
         keys = [rng.choice(self._keys) for _ in range(rng.choice([1, 2, 40]))]
+        if rng.random() < 0.5:
+            return self._ranges(rng, keys)
         records = tuple(self._objects[key] for key in keys)
         return msgspec.msgpack.encode(ReadRequest("b", keys)), Expected(200, records=records)
+
+    def _ranges(self, rng: random.Random, keys: list[str]) -> tuple[bytes, Expected]:
+        packed, records = [], []
+        for _ in range(rng.choice([0, 1, 10, 200])):
+            number = rng.randrange(len(keys))
+            data = self._objects[keys[number]]
+            start = rng.choice([0, rng.randrange(len(data) + 1), len(data) + rng.randrange(3), 2**64 - 1])
+            stop = min(start + rng.choice([0, 1, 900, 9000, 70_000, 2**64]), 2**64 - 1)
+            packed.append(RANGE.pack(number, start, stop))
+            records.append(data[start:stop])
+        body = msgspec.msgpack.encode(ReadRequest("b", keys, None, b"".join(packed)))
+        return body, Expected(200, records=tuple(records))
+
+    def _odd_ranges(self, rng: random.Random, known: list[str]) -> bytes:
+        """Ranges of any numbers, some cut, with versions of any keys."""
+        numbers = [0, 1, 2, 900, 2**32 - 1, 2**32, 2**53, 2**63, 2**64 - 1, rng.randrange(2_000_000)]
+        packed = b"".join(
+            RANGE.pack(rng.choice([0, 0, 1, 2, 2**32 - 1]), rng.choice(numbers), rng.choice(numbers))
+            for _ in range(rng.choice([0, 1, 3, 50]))
+        )
+        packed = packed[: len(packed) - rng.choice([0, 0, 0, 7])]
+        versions = rng.choice([[], ["", ""], ["1-2", ""], ["1-2"], ["\0" * 70_000, "x"]])
+        wanted = rng.choice([None, DescriptorsWanted(1, 8, rng.randbytes(12))])
+        return msgspec.msgpack.encode(ReadRequest("b", known, wanted, packed, versions))
 
     def _request(self, method: bytes, key: str, extra: bytes = b"") -> bytes:
         return b"%b /b/%b HTTP/1.1\r\n%b%b\r\n" % (method, quote(key).encode(), self._auth, extra)

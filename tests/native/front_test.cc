@@ -162,6 +162,31 @@ class Coming {
   std::vector<std::shared_ptr<Inflow>> unfinished_;
 };
 
+const char* const KEYS[] = {"empty", "one", "small", "2k", "packed", "large", "part"};
+
+std::string range_of(uint64_t key, uint64_t start, uint64_t stop) {
+  return number_of(key, 4) + number_of(start, 8) + number_of(stop, 8);
+}
+
+// What the back has to say, or to fetch.
+void refuse_ranges(Front& front, const BucketRule& rule) {
+  const uint64_t connection = 0;  // nothing is said
+  const std::vector<std::string> keys{"one", "part", "large"};
+  const std::string good = range_of(0, 0, 1);
+  for (const std::string& bad : {range_of(3, 0, 1), range_of(0, 1, 0), range_of(1, 0, 200000), range_of(1, 196607, 196609),
+                                 range_of(UINT32_MAX, 0, 0), range_of(2, UINT64_MAX, 0)})
+    CHECK(!front.answer_batch(connection, Reads{keys, good + bad}, rule, {}).is_answered);
+  CHECK(!front.answer_batch(connection, Reads{keys, good, {"v-one", "", "v-other"}}, rule, {}).is_answered);
+  CHECK(!front.answer_batch(connection, Reads{keys, good, {"v-on"}}, rule, {}).is_answered);
+  std::string many;
+  for (int i = 0; i < 5000; ++i) many += range_of(2, 0, 9000);
+  CHECK(!front.answer_batch(connection, Reads{keys, many}, rule, {}).is_answered);
+  many.clear();
+  for (int i = 0; i < 60000; ++i) many += range_of(2, 0, UINT64_MAX);
+  const Wanted all{1, 0, front.instance() + number_of(2, 4)};
+  CHECK(!front.answer_batch(connection, Reads{keys, many}, rule, all).is_answered);  // too many blocks to look at
+}
+
 // Answers what the front hands over, some of it in pieces and late.
 void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& done, uint64_t seed) {
   std::mt19937_64 chance(seed);
@@ -177,20 +202,29 @@ void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& 
         front.drop(event.connection);
       } else if (asked.target == "/-/batch") {
         const BucketRule rule{store.bucket, 100, NOW};
-        CHECK(!front.answer_batch(event.connection, {"one", "part"}, rule, {}).is_answered);
-        CHECK(!front.answer_batch(event.connection, {"large"}, rule, {}).is_answered);
-        CHECK(!front.answer_batch(event.connection, {"one"}, {store.bucket, 0, 0}, {}).is_answered);
+        CHECK(!front.answer_batch(event.connection, Reads{{"one", "part"}}, rule, {}).is_answered);
+        CHECK(!front.answer_batch(event.connection, Reads{{"one"}}, {store.bucket, 0, 0}, {}).is_answered);
         const BucketRule later{store.bucket, 100, NOW + 1};
-        CHECK(!front.answer_batch(event.connection, {"one"}, later, {}).is_answered);
+        CHECK(!front.answer_batch(event.connection, Reads{{"one"}}, later, {}).is_answered);
         CHECK(asked.body.empty() || asked.is_near);
         Wanted wanted;
         if (!asked.body.empty()) wanted.from_bytes = 1000;
         if (asked.body == "pass") wanted.count_max = 1;
         if (asked.body == "held") wanted.held = front.instance() + number_of(1, 4) + number_of(7, 4);
         if (asked.body == "held of another") wanted.held = std::string(8, 'x') + number_of(1, 4);
-        const Batch batch = front.answer_batch(event.connection, {"small", "empty", "packed", "one", "2k"}, rule, wanted);
+        const Reads reads{{"small", "empty", "packed", "one", "2k"}};
+        const Batch batch = front.answer_batch(event.connection, reads, rule, wanted);
         const bool by_place = asked.body == "pass" || asked.body == "held";
         CHECK(batch.is_answered && batch.size_bytes == 52949 && batch.places == (by_place ? 2 : 0) && batch.large.empty());
+      } else if (asked.target == "/-/ranges") {
+        // What the request is about is its body: whether places are wanted, a version for each key, and ranges.
+        Wanted wanted;
+        if (asked.body[0] == 'p') wanted = {1000, 0, front.instance() + number_of(1, 4) + number_of(2, 4) + number_of(3, 4)};
+        std::vector<std::string> versions;
+        for (const char* key : KEYS) versions.push_back(chance() % 2 ? std::string("v-") + key : "");
+        const Reads reads{{std::begin(KEYS), std::end(KEYS)}, asked.body.substr(1), chance() % 2 ? versions : std::vector<std::string>{}};
+        const Batch batch = front.answer_batch(event.connection, reads, {store.bucket, 100, NOW}, wanted);
+        CHECK(batch.is_answered && batch.large.size() <= 2 && (batch.large.empty() || batch.places > 0));
       } else if (asked.target == "/-/pass") {
         front.say(event.connection, PASS_HEAD, false);
         for (const uint32_t container : {2, 1})
@@ -272,6 +306,39 @@ Request batch_request(const std::string& asked, const std::string& instance) {
   return request;
 }
 
+// Ranges of all that is held; some end behind the object.
+Request range_request(std::mt19937_64& chance, bool by_place) {
+  std::string asked(1, by_place ? 'p' : 'b'), body;
+  for (auto count = chance() % 30; count; --count) {
+    const uint64_t key = chance() % std::size(KEYS);
+    uint64_t held = 0, offset = 18;  // see `framed`
+    for (const Stored& object : OBJECTS) {
+      if (std::strcmp(object.key, KEYS[key]) == 0) {
+        held = std::strcmp(object.key, "part") == 0 ? 3 * BLOCK : object.size;
+        if (object.is_large) offset = 0;
+        break;
+      }
+      if (!object.is_large) offset += object.size;
+    }
+    const bool is_whole = key != 6;
+    const uint64_t start = chance() % (held + 1 + (is_whole ? 100 : 0));
+    uint64_t stop = start + (chance() % 2 ? chance() % 3000 : chance() % 300000);
+    if (is_whole && chance() % 8 == 0) stop = UINT64_MAX;
+    if (!is_whole) stop = std::min(stop, held);
+    asked += range_of(key, start, stop);
+    const uint64_t from = std::min(start, held), size = std::min(stop, held) - from;
+    if (by_place && size >= 1000)
+      body += "\x06" + number_of(16, 4) + number_of(size, 4) + number_of(key < 5 ? 1 : key - 3, 4) + number_of(offset + from, 8);
+    else
+      body += "\x01" + number_of(size, 4) + content(KEYS[key], held).substr(from, size);
+  }
+  return {"POST /-/ranges HTTP/1.1\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
+              std::to_string(asked.size()) + "\r\n\r\n" + asked,
+          "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " + std::to_string(body.size()) +
+              "\r\n\r\n" + body,
+          {}};
+}
+
 Request pass_request(const std::string& instance) {
   Request request{"GET /-/pass HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n\r\n", PASS_HEAD, {}};
   for (const uint32_t container : {2, 1}) {
@@ -284,7 +351,8 @@ Request pass_request(const std::string& instance) {
 
 Request near_request(std::mt19937_64& chance, const std::string& instance) {
   const char* asked[] = {"pass", "pass", "held", "held of another", "none", ""};
-  const size_t number = chance() % (std::size(asked) + 2);
+  const size_t number = chance() % (std::size(asked) + 4);
+  if (number >= std::size(asked) + 2) return range_request(chance, true);
   return number < std::size(asked) ? batch_request(asked[number], instance) : pass_request(instance);
 }
 
@@ -292,7 +360,8 @@ Request any_request(std::mt19937_64& chance) {
   const std::string token = "Authorization: Bearer secret-token\r\n";
   const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
   const std::string key = object.key, bytes = content(key, object.size);
-  switch (chance() % 11) {
+  switch (chance() % 13) {
+    case 11: case 12: return range_request(chance, false);
     case 8: case 9: return batch_request("", "");
     case 10:
       return {"GET /data/coming HTTP/1.1\r\n" + token + "\r\n",
@@ -466,6 +535,7 @@ int main(int, char** argv) {
   front.set_rules(rules);
   front.set_now(NOW);
   front.start();
+  refuse_ranges(front, {store.bucket, 100, NOW});
   std::atomic<bool> done{false}, back_done{false};
   Coming coming(store);
   std::thread back([&] { be_the_back(front, store, coming, back_done, seed); });

@@ -23,6 +23,7 @@ namespace {
 
 constexpr uid_t NOBODY = 65534;
 constexpr rlim_t OPEN_MAX_HERE = 64;
+constexpr uint32_t LARGE = 301;
 
 void what_a_reader_says_it_has() {
   const std::string instance = "instance";
@@ -60,8 +61,26 @@ struct Store {
       CHECK(fd >= 0 && ::write(fd, "abc", 3) == 3);
       ::close(fd);
     }
+    index.learn(bucket, "large", "v", 3, false, 1000);
+    CHECK(index.hold(bucket, "large", "v", 0, LARGE, 0, 0, 1000));
+    ::close(::open(files.path(LARGE).c_str(), O_WRONLY | O_CREAT, 0600));
   }
 };
+
+void only_files_of_large_objects_are_marked(const Store& store) {
+  const auto mode_of = [&](uint32_t container) {
+    struct stat found {};
+    CHECK(::stat(store.files.path(container).c_str(), &found) == 0);
+    return found.st_mode & 07777;
+  };
+  CHECK(mode_of(LARGE) == 0600 && mode_of(1) == 0644);
+  for (int i = 0; i < 2; ++i) {
+    Passing passing(std::make_shared<Counter>(0), 10);
+    CHECK(passing.add(store.index, store.files, store.bucket, LARGE));
+    CHECK(passing.add(store.index, store.files, store.bucket, 1));
+    CHECK(mode_of(LARGE) == (0600 | Passing::HANDED_OUT) && mode_of(1) == 0644);
+  }
+}
 
 void no_more_than_may_be_open(const Store& store) {
   const auto open = std::make_shared<Counter>(0);
@@ -126,6 +145,7 @@ int main(int, char** argv) {
   what_a_reader_says_it_has();
   const Store store;
   no_more_than_may_be_open(store);
+  only_files_of_large_objects_are_marked(store);
   readers_that_take_none(store);
   std::puts("well");
   std::fflush(stdout);

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker._native import Index
 from stoker.cache.store.containers import OPEN_TO_WRITE_MAX, ContainerFiles
+from stoker.cache.store.opening import reconcile
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 MIB = 1024 * 1024
@@ -80,6 +82,9 @@ def test_a_hole_gives_back_whole_pages_and_leaves_the_rest(tmp_path: Path) -> No
     assert files.read(1, 0, 1000) == data[:1000]
     assert files.read(1, 1000 + MIB // 2, MIB // 2 - 1000) == data[1000 + MIB // 2 :]
     assert files.punch(1, 5, 10), "less than a page: nothing to give back"
+    os.chmod(files.sending.path(1), 0o1600)
+    assert not files.punch(1, 0, MIB), "readers may have it mapped"
+    assert files.read(1, 0, 1000) == data[:1000]
     assert os.stat(files.sending.path(1)).st_size == MIB
     files.close()
 
@@ -166,3 +171,25 @@ def test_a_folder_is_one_servers(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem, match="cannot use the cache folder"):
         ContainerFiles(tmp_path / "file")
+
+
+@pytest.mark.parametrize("is_handed_out", [False, True])
+def test_what_a_killed_server_left_in_a_large_file_is_a_hole_or_the_file_leaves(
+    tmp_path: Path, is_handed_out: bool
+) -> None:
+    files, index = ContainerFiles(tmp_path), Index(str(tmp_path / "index"), MIB)
+    bucket = index.bucket("b", "")
+    for number, blocks in ((1, 10), (2, 1)):
+        index.learn(bucket, f"large-{number}", "v", 10 * MIB, False, 1000)
+        files.create(number)
+        files.write(number, 0, os.urandom(blocks * MIB))
+        index.hold(bucket, f"large-{number}", "v", 0, number, 0, 0, 1000)
+        if is_handed_out:
+            os.chmod(files.sending.path(number), 0o1600)
+    found = reconcile(index, files, MIB)
+    assert files.is_there(1) != is_handed_out
+    assert (index.container(1) is None) == is_handed_out
+    assert found.large_bytes == {bucket: (1 if is_handed_out else 2) * MIB}
+    assert sum(sizes_bytes(files).values()) <= 2 * MIB + 65536
+    assert files.is_there(2)
+    files.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cache.client.asked import Item, Wholes
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.descriptors import COUNT_MAX, Descriptor, Descriptors, Places
 from stoker.errors import WireError
@@ -48,8 +49,8 @@ def place(size_bytes: int, container: int, offset: int = 0) -> bytes:
     return frame(FRAME_PLACE, PLACE.pack(size_bytes, container, offset))
 
 
-def read(body: bytes, known: Descriptors, arrived: list[Descriptor]) -> list[bytes | None]:
-    return split_frames(body, "b", ["key"] * _objects(body), Places(known, known.held(), arrived))
+def read(body: bytes, known: Descriptors, arrived: list[Descriptor]) -> list[Item | None]:
+    return split_frames(body, "b", Wholes(["key"] * _objects(body)), Places(known, known.held(), arrived))
 
 
 def _objects(body: bytes) -> int:
@@ -94,7 +95,7 @@ def test_numbers_of_another_run_are_other_files(tmp_path: Path) -> None:
     assert read(body, known, [b]) == [b"content of b", None]
     assert said(known) == (OTHER, (1,))
     late = list_frame(ONE, {3: a}) + place(12, 3) + place(12, 1)
-    assert split_frames(late, "b", ["x", "y"], asked_before) == [b"content of a", None]
+    assert split_frames(late, "b", Wholes(["x", "y"]), asked_before) == [b"content of a", None]
 
 
 def test_what_did_not_come_is_not_read_and_fewer_are_asked_for(tmp_path: Path) -> None:
@@ -134,6 +135,45 @@ def test_what_the_server_gave_up_is_let_go_of(tmp_path: Path) -> None:
     assert said(known) == (ONE, tuple(number for number in range(20) if number % 3))
 
 
+def test_views_show_what_is_there_by_now_and_outlive_the_descriptor(tmp_path: Path) -> None:
+    file = made(tmp_path / "a", b"content of a")
+    first = file.view(8, 4)
+    assert first == b"of a"
+    assert first.readonly
+    assert file.view(8, 5) is None
+    assert file.view(2**40, 1) is None
+    large = os.urandom(3_000_000)
+    with (tmp_path / "a").open("ab") as growing:
+        growing.write(large)
+    assert file.view(0, 13) == b"content of a" + large[:1]
+    assert file.view(12, len(large)) == large
+    assert file.view(13, len(large)) is None
+    os.unlink(tmp_path / "a")
+    del file
+    assert first == b"of a"
+    maps = Path("/proc/self/maps").read_text
+    assert f"{tmp_path}/a" in maps()
+    del first
+    assert f"{tmp_path}/a" not in maps()
+
+
+def test_a_view_of_what_cannot_be_mapped_is_read(tmp_path: Path) -> None:
+    known = Descriptors(1000, 10)
+    a = made(tmp_path / "a", b"content of a")
+    read(list_frame(ONE, {1: a}), known, [a])
+    places = Places(known, known.held(), [])
+    assert places.read(1, 8, 4, views=True) == b"of a"
+    os.truncate(tmp_path / "a", 0)
+    other = Descriptors(1000, 10)
+    pipe, _ = ends = os.pipe()
+    odd = Descriptor(os.dup(pipe))
+    assert odd.view(0, 1) is None
+    read(list_frame(ONE, {2: odd}), other, [odd])
+    assert Places(other, other.held(), []).read(2, 0, 1, views=True) is None
+    for end in ends:
+        os.close(end)
+
+
 @pytest.fixture
 def low_limit() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -156,6 +196,6 @@ def test_what_is_not_understood_is_an_error(tmp_path: Path) -> None:
         frame(FRAME_PLACE, b"abc"),
     ):
         with pytest.raises(WireError):
-            split_frames(body, "b", ["a"], Places(known, known.held(), []))
+            split_frames(body, "b", Wholes(["a"]), Places(known, known.held(), []))
     with pytest.raises(WireError):
-        split_frames(place(1, 1), "b", ["a"])
+        split_frames(place(1, 1), "b", Wholes(["a"]))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stoker import errors
 from stoker.cache.auth.tokens import TokenAuth, check_listen
+from stoker.cache.client.asked import Wholes
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.client import CacheClient
 from stoker.cache.origin.open import open_origin, without_query, without_secrets
@@ -81,14 +82,14 @@ def test_frames_are_put_together() -> None:
         + FRAME.pack(FRAME_LAST, 1)
         + b"d"
     )
-    assert split_frames(body, "b", ["x", "y"]) == [b"a", b"bcd"]
+    assert split_frames(body, "b", Wholes(["x", "y"])) == [b"a", b"bcd"]
     for cut in range(len(body)):
         with pytest.raises(WireError):
-            split_frames(body[:cut], "b", ["x", "y"])
+            split_frames(body[:cut], "b", Wholes(["x", "y"]))
     with pytest.raises(WireError):
-        split_frames(body, "b", ["x"])
+        split_frames(body, "b", Wholes(["x"]))
     with pytest.raises(WireError):
-        split_frames(FRAME.pack(9, 0), "b", ["x"])
+        split_frames(FRAME.pack(9, 0), "b", Wholes(["x"]))
 
 
 def test_tokens_open_what_they_name_and_nothing_else() -> None:

@@ -1,4 +1,5 @@
-"""The native part of the cache server, in C++: what it holds (`Index`), and the front that answers hits (`Front`).
+"""The native part of the cache server, in C++: what it holds (`Index`), and the front that answers hits (`Front`);
+for its readers, files as memory (`Mapping`).
 
 `index.h` and `front.h` say what each does. What does not belong here: decisions, origins, anything that is not done for
 every request.
@@ -13,6 +14,7 @@ from stoker._native._core import (
     FrontSettings,
     Index,
     Inflow,
+    Mapping,
     Name,
     Piece,
     Survey,
@@ -28,6 +30,7 @@ __all__ = [
     "FrontSettings",
     "Index",
     "Inflow",
+    "Mapping",
     "Name",
     "Piece",
     "Survey",

@@ -307,6 +307,13 @@ class Inflow:
     def keep(self, files: Files, container: int, offset: int) -> bool:
         """All of it lies in a file by now: who is not done is sent the rest from there. False: it cannot be opened."""
 
+class Mapping:
+    """The beginning of a file as memory, for reading; unmapped with the last view of it. It may be longer than the
+    file: who looks behind its end is killed (SIGBUS). Raises OSError."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 _Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
 _Wanted = tuple[int, int, bytes]
 
@@ -356,12 +363,16 @@ class Front:
         keys: Sequence[str],
         bucket: tuple[int, float, int],
         wanted: _Wanted | None = None,
+        ranges: bytes | None = None,
+        versions: Sequence[str] = (),
     ) -> tuple[int, int, list[int]] | None:
-        """Answer with all these objects, if each is here, fresh and of one piece: their bytes, how many were named by
-        their place, and the containers of large ones among those; the answer is finished. None: nothing was said.
+        """Answer with all these objects, or parts of them, if each is here and fresh: their bytes, how many were named
+        by their place, and the containers of large ones among those; the answer is finished. None: nothing was said.
 
-        `wanted`: places may be named of objects of so many bytes and more, so many more descriptors be passed, and what
+        `wanted`: places may be named of items of so many bytes and more, so many more descriptors be passed, and what
         the reader has of them: this front's `instance` and the numbers of containers (u32, big endian), ascending.
+        `ranges`: for each part the number of its key (u32, big endian), and where it begins and ends (u64). `versions`:
+        those of the keys; an empty one, or none at all: whatever is there.
         """
 
     def pass_descriptor(

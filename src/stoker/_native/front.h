@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -59,10 +60,18 @@ struct Figures {
   uint64_t connections = 0;
 };
 
-// One answer to many keys; see `Front::answer_batch`.
+// Many objects, or parts of them. `ranges`: for each part the number of its key (u32, big endian), and where it begins and
+// ends (u64). `versions`: of the keys; empty ones, or none at all: whatever is there.
+struct Reads {
+  std::vector<std::string> keys;
+  std::optional<std::string> ranges{};
+  std::vector<std::string> versions{};
+};
+
+// One answer to them; see `Front::answer_batch`.
 struct Batch {
   bool is_answered = false;
-  uint64_t size_bytes = 0;  // of the objects
+  uint64_t size_bytes = 0;  // of the objects or parts
   uint64_t places = 0;      // that were named instead of sent
   std::vector<uint32_t> large;  // containers of large objects among them
 };
@@ -102,10 +111,9 @@ class Front : public std::enable_shared_from_this<Front> {
   bool send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
   // What it waits for has come.
   bool wake(uint64_t connection);
-  // Answers with all these objects, in frames (`wire/cache_batch.py`), if each is here, fresh and of one piece; else nothing
-  // is said. Of those that the reader can read itself the place is named; it may read all of the bucket.
-  Batch answer_batch(uint64_t connection, const std::vector<std::string>& keys, const BucketRule& rule,
-                     const Wanted& wanted);
+  // Answers with all these, in frames (`wire/cache_batch.py`), if each is here, fresh, and of the version that is wanted;
+  // else nothing is said. Of those that the reader can read itself the place is named; it may read all of the bucket.
+  Batch answer_batch(uint64_t connection, const Reads& reads, const BucketRule& rule, const Wanted& wanted);
   // Passes a descriptor of a container of this bucket, of which the peer may read everything, with a frame that says so
   // between `before` and `after`. False, and nothing is said, if it cannot be opened, or too many are on their way.
   bool pass(uint64_t connection, uint16_t bucket, uint32_t container, std::string before, const std::string& after);
@@ -126,6 +134,7 @@ class Front : public std::enable_shared_from_this<Front> {
   void post(Event event);
   bool order(Command command);
   bool add(Passing& passing, uint16_t bucket, uint32_t container);
+  bool look_up_all(const Reads& reads, const BucketRule& rule, uint32_t now, std::vector<Object>& objects) const;
 
   std::shared_ptr<Index> index_;
   std::shared_ptr<Files> files_;

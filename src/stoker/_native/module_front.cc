@@ -161,17 +161,20 @@ void bind_front(py::module_& module) {
            py::arg("size"))
       .def(
           "answer_batch",
-          [](Front& front, uint64_t connection, const std::vector<std::string>& keys, const BucketOf& bucket,
-             const std::optional<WantedOf>& wanted) -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<uint32_t>>> {
+          [](Front& front, uint64_t connection, std::vector<std::string> keys, const BucketOf& bucket,
+             const std::optional<WantedOf>& wanted, std::optional<std::string> ranges, std::vector<std::string> versions)
+              -> std::optional<std::tuple<uint64_t, uint64_t, std::vector<uint32_t>>> {
+            const Reads reads{std::move(keys), std::move(ranges), std::move(versions)};
             Batch batch;
             {
               const py::gil_scoped_release unlocked;
-              batch = front.answer_batch(connection, keys, rule_of(bucket), wanted ? wanted_of(*wanted) : Wanted{});
+              batch = front.answer_batch(connection, reads, rule_of(bucket), wanted ? wanted_of(*wanted) : Wanted{});
             }
             if (!batch.is_answered) return std::nullopt;
             return std::tuple(batch.size_bytes, batch.places, std::move(batch.large));
           },
-          py::arg("connection"), py::arg("keys"), py::arg("bucket"), py::arg("wanted") = py::none())
+          py::arg("connection"), py::arg("keys"), py::arg("bucket"), py::arg("wanted") = py::none(),
+          py::arg("ranges") = py::none(), py::arg("versions") = std::vector<std::string>())
       .def("pass_descriptor", &Front::pass, py::arg("connection"), py::arg("bucket"), py::arg("container"), py::arg("before") = "",
            py::arg("after") = "", release())
       .def_property_readonly("instance", [](const Front& front) { return py::bytes(front.instance()); })

@@ -44,7 +44,11 @@ bool Passing::add(const Index& index, const Files& files, uint16_t bucket, uint3
   const int fd = ::open(files.path(container).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return false;
   struct stat found {};
-  if (::fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) {
+  bool is_good = ::fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
+  // Who maps it may look at it when this server is long gone: the next one must not make holes in it either.
+  if (is_good && known->is_large && !(found.st_mode & HANDED_OUT))
+    is_good = ::fchmod(fd, (found.st_mode & 0777) | HANDED_OUT) == 0;
+  if (!is_good) {
     ::close(fd);
     return false;
   }

@@ -28,6 +28,7 @@ struct Wanted {
 class Passing {
  public:
   static constexpr size_t COUNT_MAX = 253;  // SCM_MAX_FD: more do not go with one message
+  static constexpr mode_t HANDED_OUT = 01000;  // of a large object's file: S_ISVTX, see `ContainerFiles.punch`
 
   // `open`: how many there are of them all, at most `open_max`.
   Passing(std::shared_ptr<Counter> open, int64_t open_max) : open_(std::move(open)), open_max_(open_max) {}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
+from stoker.cache.client.asked import Asked, Item
 from stoker.cache.client.descriptors import Places
-from stoker.errors import WireError
+from stoker.errors import StokerError, WireError
 from stoker.wire.cache_api import ErrorBody, error_of
 from stoker.wire.cache_batch import (
     FRAME,
@@ -21,16 +20,21 @@ from stoker.wire.cache_batch import (
 
 
 def split_frames(
-    body: bytes | bytearray, bucket: str, keys: Sequence[str], places: Places | None = None
-) -> list[bytes | None]:
-    """The objects in the order of `keys`; None for one whose place cannot be read.
+    body: bytes | bytearray,
+    bucket: str,
+    asked: Asked,
+    places: Places | None = None,
+    *,
+    views: bool = False,
+) -> list[Item | None]:
+    """What came of each thing that was asked for, in order; None for one whose place cannot be read.
 
-    Raises the typed error of the first that failed; WireError.
+    `views`: of the body, instead of copies. Raises WireError.
     """
     unpack, size = FRAME.unpack_from, FRAME.size
-    view = memoryview(body)
-    items: list[bytes | None] = []
-    parts: list[bytes] = []
+    view = memoryview(body).toreadonly()
+    items: list[Item | None] = []
+    parts: list[memoryview] = []
     position, end = 0, len(body)
     while position < end:
         if position + size > end:
@@ -41,27 +45,33 @@ def split_frames(
         if position > end:
             raise WireError("the batch answer ends inside an object")
         if kind == FRAME_LAST:
-            data = bytes(view[start:position])
-            items.append(b"".join((*parts, data)) if parts else data)
-            parts = []
+            data = view[start:position]
+            if parts:
+                data = memoryview(b"".join((*parts, data)))
+                parts = []
+            items.append(data if views else bytes(data))
         elif kind == FRAME_PLACE and places is not None and length == PLACE.size:
             item_bytes, container, offset = PLACE.unpack_from(body, start)
-            items.append(places.read(container, offset, item_bytes))
+            items.append(places.read(container, offset, item_bytes, views=views))
         elif kind == FRAME_DATA:
-            parts.append(bytes(view[start:position]))
+            parts.append(view[start:position])
         elif kind == FRAME_DESCRIPTORS and places is not None:
             places.take(bytes(view[start:position]))
         elif kind == FRAME_ERROR:
-            raise _error(bytes(view[start:position]), bucket, keys, len(items))
+            items.append(_error(bytes(view[start:position]), bucket, asked, len(items)))
+            parts = []
         else:
             raise WireError(f"the batch answer has a frame of unknown kind {kind}")
-    if len(items) != len(keys) or parts:
-        raise WireError(f"the batch answer has {len(items)} objects, {len(keys)} were asked for")
+    if len(items) != len(asked) or parts:
+        raise WireError(f"the batch answer has {len(items)} items, {len(asked)} were asked for")
     return items
 
 
-def _error(frame: bytes, bucket: str, keys: Sequence[str], position: int) -> Exception:
-    key = keys[position] if position < len(keys) else "?"
-    body = msgspec.msgpack.decode(frame, type=ErrorBody)
+def _error(frame: bytes, bucket: str, asked: Asked, position: int) -> StokerError:
+    key = asked.key(position) if position < len(asked) else "?"
+    try:
+        body = msgspec.msgpack.decode(frame, type=ErrorBody)
+    except msgspec.DecodeError as error:
+        raise WireError(f"the batch answer has an error that is not understood: {error}") from error
     message = body.message if repr(key) in body.message else f"{bucket}/{key}: {body.message}"
     return error_of(ErrorBody(body.code, message))

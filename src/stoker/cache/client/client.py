@@ -9,8 +9,11 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from stoker.cache.client.asked import Asked, Item, raise_first
+from stoker.cache.client.asked import ByteRange as ByteRange
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.descriptors import Descriptors, Places
+from stoker.cache.client.records import RecordReader
 from stoker.cache.client.transport import Transport
 from stoker.errors import OriginError, WireError
 from stoker.wire.cache_api import (
@@ -30,7 +33,7 @@ from stoker.wire.cache_api import (
     Refreshed,
     target_below,
 )
-from stoker.wire.cache_batch import READ_KEYS_MAX, ReadRequest
+from stoker.wire.cache_batch import READ_KEYS_MAX
 from stoker.wire.http import check_key, etag_of, object_target, version_of
 
 T = TypeVar("T")
@@ -46,22 +49,14 @@ class Part(NamedTuple):
     size_bytes: int
 
 
-class ByteRange(NamedTuple):
-    """Bytes `[start, stop)` of an object."""
-
-    key: str
-    start: int
-    stop: int
-
-
-class CacheClient:
+class CacheClient(RecordReader):
     """Talks to one cache server at `http://host:port` or `unix:///path`; connects when first used.
 
     `timeout_s` is the longest silence of the server, in seconds, before CacheUnavailable. Every method may
     raise CacheUnavailable, AccessDenied and WireError.
 
-    `short_circuit`: at a Unix socket, let the server pass descriptors of what holds long records (`read_many` only,
-    objects of one block only) and read them here.
+    `short_circuit`: at a Unix socket, let the server pass descriptors of what holds long records (`read_many` and
+    `read_ranges` only) and read them here.
     """
 
     def __init__(
@@ -112,46 +107,42 @@ class CacheClient:
         total = head.headers.get("content-range", "").rpartition("/")[2] or str(len(body))
         return Part(bytes(body), version_of(head.headers.get("etag", "")), int(total))
 
-    def read_many(self, bucket: str, keys: Sequence[str]) -> list[bytes]:
-        """Whole objects, in the order of `keys`, by one request.
-
-        Raises the error of the first that failed, which names its key: ObjectNotFound, ObjectChanged,
-        OriginError.
-        """
-        items: list[bytes] = []
-        for first in range(0, len(keys), READ_KEYS_MAX):
-            part = list(keys[first : first + READ_KEYS_MAX])
-            found = self._read_batch(bucket, part, self._descriptors)
+    def _items(self, bucket: str, asked: Asked, *, is_raising: bool, views: bool) -> list[Item]:
+        items: list[Item] = []
+        for first in range(0, len(asked), READ_KEYS_MAX):
+            part = asked
+            if len(asked) > READ_KEYS_MAX:
+                part = asked.some(range(first, min(first + READ_KEYS_MAX, len(asked))))
+            found = self._read_batch(bucket, part, self._descriptors, views=views)
             gone = [position for position, item in enumerate(found) if item is None]
             if gone:
-                again = self._read_batch(bucket, [part[position] for position in gone], None)
+                again = self._read_batch(bucket, part.some(gone), None, views=views)
                 for position, item in zip(gone, again, strict=True):
                     found[position] = item
+            if is_raising:
+                raise_first(found)
             items += [item for item in found if item is not None]
         return items
 
-    def read_ranges(self, bucket: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Parts of objects, in the order of `ranges`; a part ends where its object does. Raises as `read`."""
-        return [self.read(bucket, part.key, part.start, part.stop) for part in ranges]
-
     def _read_batch(
-        self, bucket: str, keys: list[str], descriptors: Descriptors | None
-    ) -> list[bytes | None]:
+        self, bucket: str, asked: Asked, descriptors: Descriptors | None, *, views: bool
+    ) -> list[Item | None]:
         """None stands for what cannot be read here; only with `descriptors`."""
         held = None if descriptors is None else descriptors.held()
-        parts = [keys]
-        if held is not None and held.files and _FIRST_KEYS < len(keys) <= _PIPELINED_KEYS_MAX:
+        parts = [asked]
+        count = len(asked)
+        if held is not None and held.files and _FIRST_KEYS < count <= _PIPELINED_KEYS_MAX:
             # While the first part is read here, the server looks up the others.
-            parts = [keys[:_FIRST_KEYS], keys[_FIRST_KEYS:]]
+            parts = [asked.some(range(_FIRST_KEYS)), asked.some(range(_FIRST_KEYS, count))]
         wanted = None if held is None else held.wanted
-        bodies = [msgspec.msgpack.encode(ReadRequest(bucket, part, wanted)) for part in parts]
-        items: list[bytes | None] = []
+        bodies = [msgspec.msgpack.encode(part.request(bucket, wanted)) for part in parts]
+        items: list[Item | None] = []
         with closing(self._transport.post_all("/-/read", bodies)) as answers:
             for part, (body, arrived) in zip(parts, answers, strict=True):
                 places = None
                 if descriptors is not None and held is not None:
                     places = Places(descriptors, held, arrived)
-                items += split_frames(body, bucket, part, places)
+                items += split_frames(body, bucket, part, places, views=views)
         return items
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:

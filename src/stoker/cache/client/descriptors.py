@@ -10,11 +10,13 @@ import functools
 import os
 import resource
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from collections.abc import Mapping as MappingOf
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
+from stoker._native import Mapping
 from stoker.errors import WireError
 from stoker.wire.cache_batch import DESCRIPTOR, INSTANCE_BYTES, DescriptorsWanted
 
@@ -26,16 +28,18 @@ COUNT_MAX = 128
 _LIMIT_SHARE = 8
 _WEEDED_AT_ONCE = 4
 _KEPT_BYTES = 16 * 1024 * 1024
+_MAPPED_BYTES_MIN = 1024 * 1024
 
 
 class Descriptor:
-    """One that the server has passed; closed with the last who refers to it."""
+    """One that the server has passed; closed with the last who refers to it. Views live on without it."""
 
-    __slots__ = ("fd", "identity")
+    __slots__ = ("_mapped", "fd", "identity")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.identity: tuple[int, int] | None = None
+        self._mapped = memoryview(b"")
         with suppress(OSError):
             found = os.fstat(fd)
             self.identity = found.st_dev, found.st_ino
@@ -51,12 +55,38 @@ class Descriptor:
         except OSError:
             return True
 
+    def view(self, offset: int, size_bytes: int) -> memoryview | None:
+        """So many bytes, as they lie in the file; None if it cannot be mapped, or ends before.
+
+        A file may grow, and is mapped for longer than it is: what is behind its end is never looked at.
+        """
+        stop = offset + size_bytes
+        mapped = self._mapped
+        if stop > len(mapped):
+            mapped = self._map(mapped)
+            if stop > len(mapped):
+                return None
+        return mapped[offset:stop]
+
+    def _map(self, mapped: memoryview) -> memoryview:
+        """What there is of the file by now. Threads that do so at once each get what is right."""
+        try:
+            size_bytes = os.fstat(self.fd).st_size
+            whole = memoryview(mapped.obj)
+            if size_bytes > len(whole):
+                length = max(_MAPPED_BYTES_MIN, 1 << (size_bytes - 1).bit_length())
+                whole = memoryview(Mapping(self.fd, length))
+        except OSError:
+            return mapped
+        self._mapped = whole[:size_bytes]
+        return self._mapped
+
 
 class Held(NamedTuple):
     """What this process has descriptors of: containers of one run of the server, those first that came first."""
 
     instance: bytes
-    files: Mapping[int, Descriptor]
+    files: MappingOf[int, Descriptor]
     wanted: DescriptorsWanted | None
     """As requests say it; None if none are wanted any more."""
 
@@ -87,7 +117,7 @@ class Descriptors:
                 self._held = held = self._made(held.instance, files)
         return held
 
-    def add(self, instance: bytes, files: Mapping[int, Descriptor]) -> None:
+    def add(self, instance: bytes, files: MappingOf[int, Descriptor]) -> None:
         """The server has passed these. Of another run of it nothing is kept, and of this one no more than allowed."""
         _keep_freed_memory()
         held = self._held
@@ -108,7 +138,7 @@ class Descriptors:
     def __reduce__(self) -> tuple[type[Descriptors], tuple[int, int]]:
         return Descriptors, (self._from_bytes, self._count_max)
 
-    def _made(self, instance: bytes, files: Mapping[int, Descriptor]) -> Held:
+    def _made(self, instance: bytes, files: MappingOf[int, Descriptor]) -> Held:
         wanted = None
         if self._count_max:
             said = instance + struct.pack(f"!{len(files)}I", *sorted(files))
@@ -143,16 +173,22 @@ class Places:
         else:
             self._known.add(instance, came)
 
-    def read(self, container: int, offset: int, size_bytes: int) -> bytes | None:
-        """So many bytes; None if there is no descriptor, or it cannot be read, or ends before."""
+    def read(
+        self, container: int, offset: int, size_bytes: int, *, views: bool = False
+    ) -> bytes | memoryview | None:
+        """So many bytes, or a view of them; None if there is no descriptor, or it cannot be read, or ends before."""
         file = self._files.get(container)
         if file is None:
             return None
+        if views and (view := file.view(offset, size_bytes)) is not None:
+            return view
         try:
             data = os.pread(file.fd, size_bytes, offset)
         except OSError:
             return None
-        return data if len(data) == size_bytes else None
+        if len(data) != size_bytes:
+            return None
+        return memoryview(data) if views else data
 
 
 @functools.cache

@@ -13,9 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from stoker.cache.client.asked import (
+    Asked,
+    ByteRange,
+    Item,
+    Parts,
+    check_range,
+    cut_at_owners,
+    joined,
+    raise_first,
+)
 from stoker.cache.client.client import CacheClient, Part
 from stoker.cache.maglev import Member, Placement, block_owner_name
-from stoker.errors import CacheUnavailable
+from stoker.errors import CacheUnavailable, ObjectChanged, StokerError
 from stoker.wire.cache_api import FleetStatus, ObjectInfo, ObjectPage, ObjectStat
 
 T = TypeVar("T")
@@ -23,6 +33,8 @@ VIEW_S = 5.0
 DOWN_S = 3.0
 _THREADS = 8
 _BATCH_TRIES = 3
+_CHANGES_MAX = 3
+_BLOCKS_FEW = 64
 
 
 class FleetClient(CacheClient):
@@ -67,18 +79,83 @@ class FleetClient(CacheClient):
 
         return b"".join([part.data, *self._threads().map(read, bounds)])
 
-    def read_many(self, bucket: str, keys: Sequence[str]) -> list[bytes]:
-        found: dict[int, bytes] = {}
+    def _items(self, bucket: str, asked: Asked, *, is_raising: bool, views: bool) -> list[Item]:
+        if not isinstance(asked, Parts):
+            items = self._gather(bucket, asked, [(asked.key(i), 0) for i in range(len(asked))], views=views)
+        else:
+            items = self._parts(bucket, asked.ranges, views=views)
+        if is_raising:
+            raise_first(items)
+        return items
+
+    def _parts(self, bucket: str, ranges: Sequence[ByteRange], *, views: bool) -> list[Item]:
+        """Each part from the owners of its blocks. One that has several is asked for in pieces, of one version."""
+        self._look()
+        found: dict[int, Item] = {}
+        for attempt in range(_CHANGES_MAX):
+            left = [position for position in range(len(ranges)) if position not in found]
+            known: dict[str, ObjectStat | None] = {}
+            cut = [self._cut(bucket, ranges[position], known) for position in left]
+            pieces = Parts([piece for some in cut for piece in some])
+            blocks = [(piece.key, piece.start // self._block_size_bytes) for piece in pieces.ranges]
+            came = iter(self._gather(bucket, pieces, blocks, views=views))
+            for position, some in zip(left, cut, strict=True):
+                item = joined([next(came) for _ in some], views=views)
+                # Who wants no version in particular may have the one that it changed to.
+                was_pinned = ranges[position].version is None and some[0].version is not None
+                if not (was_pinned and isinstance(item, ObjectChanged)) or attempt == _CHANGES_MAX - 1:
+                    found[position] = item
+            if len(found) == len(ranges):
+                break
+        return [found[position] for position in range(len(ranges))]
+
+    def _cut(self, bucket: str, part: ByteRange, known: dict[str, ObjectStat | None]) -> list[ByteRange]:
+        """A part in as many pieces as different servers are to be asked for, and then with a version."""
+        check_range(part.start, part.stop)
+        size = self._block_size_bytes
+
+        def owner(block: int) -> str:
+            return self._owner(bucket, part.key, block)
+
+        blocks = (part.stop - 1) // size - part.start // size + 1
+        if len(self._members) < 2 or blocks < 2:
+            return [part]
+        if blocks <= _BLOCKS_FEW and len(cut_at_owners(part, size, owner)) == 1:
+            return [part]
+        if part.key not in known:
+            try:
+                known[part.key] = self.known(bucket, part.key)
+            except StokerError:
+                known[part.key] = None  # whoever is asked for the part says what is wrong
+        stat = known[part.key]
+        if stat is None or stat.is_absent or part.start >= stat.size_bytes:
+            return [part]
+        pieces = cut_at_owners(part._replace(stop=min(part.stop, stat.size_bytes)), size, owner)
+        if len(pieces) == 1 or part.version is not None:
+            return pieces
+        return [piece._replace(version=stat.version) for piece in pieces]
+
+    def _owner(self, bucket: str, key: str, block: int) -> str:
+        return next(self._owners(block_owner_name(bucket, key, block)))
+
+    def _gather(
+        self, bucket: str, asked: Asked, blocks: Sequence[tuple[str, int]], *, views: bool
+    ) -> list[Item]:
+        """Each thing from the owner of its block, or from another server where that cannot be reached."""
+        found: dict[int, Item] = {}
         for attempt in range(_BATCH_TRIES):
             self._look()
+            owners: dict[tuple[str, int], str] = {}
             groups: dict[str, list[int]] = defaultdict(list)
-            for position, key in enumerate(keys):
+            for position, block in enumerate(blocks):
                 if position not in found:
-                    groups[next(self._owners(block_owner_name(bucket, key, 0)))].append(position)
-            self._read_groups(bucket, keys, groups, found, is_last=attempt == _BATCH_TRIES - 1)
-            if len(found) == len(keys):
+                    if block not in owners:
+                        owners[block] = self._owner(bucket, *block)
+                    groups[owners[block]].append(position)
+            self._read_groups(bucket, asked, groups, found, is_last=attempt == _BATCH_TRIES - 1, views=views)
+            if len(found) == len(asked):
                 break
-        return [found[position] for position in range(len(keys))]
+        return [found[position] for position in range(len(asked))]
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:
         return self._ask(block_owner_name(bucket, key, 0), lambda client: client.stat(bucket, key))
@@ -111,23 +188,26 @@ class FleetClient(CacheClient):
     def _read_groups(
         self,
         bucket: str,
-        keys: Sequence[str],
+        asked: Asked,
         groups: dict[str, list[int]],
-        found: dict[int, bytes],
+        found: dict[int, Item],
         *,
         is_last: bool,
+        views: bool,
     ) -> None:
         """One batch from each server at once. What one that cannot be reached was to give is left out, but at last."""
 
         def read(url: str, positions: list[int]) -> None:
             try:
-                items = self._at(url).read_many(bucket, [keys[position] for position in positions])
+                part = asked.some(positions)
+                items = self._at(url)._items(bucket, part, is_raising=False, views=views)
             except CacheUnavailable:
                 self._lost(url)
                 if is_last:
                     raise
             else:
-                found.update(zip(positions, items, strict=True))
+                came = zip(positions, items, strict=True)
+                found.update(one for one in came if is_last or not isinstance(one[1], CacheUnavailable))
 
         if len(groups) == 1:
             ((url, positions),) = groups.items()

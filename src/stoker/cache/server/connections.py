@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 from stoker._native import Front, Piece
 from stoker.cache.auth.tokens import TokenAuth
 from stoker.cache.server.landing import Landing
 from stoker.cache.server.port import Answer, BatchHit, Request
 from stoker.cache.store.containers import ContainerFiles
-from stoker.wire.cache_batch import DESCRIPTOR, FRAME, INSTANCE_BYTES, DescriptorsWanted
+from stoker.wire.cache_batch import DESCRIPTOR, FRAME, INSTANCE_BYTES, DescriptorsWanted, ReadRequest
 from stoker.wire.http import response_head
 
 LOW_WATER_BYTES = 1024 * 1024
@@ -76,10 +76,12 @@ class FrontAnswer:
         self._unsent_bytes += size_bytes
 
     def batch(
-        self, keys: Sequence[str], rule: tuple[int, float, int], wanted: DescriptorsWanted | None
+        self, request: ReadRequest, rule: tuple[int, float, int], wanted: DescriptorsWanted | None
     ) -> BatchHit | None:
         asked = None if wanted is None else (wanted.from_bytes, wanted.count_max, wanted.held)
-        said = self._front.answer_batch(self._connection, keys, rule, asked)
+        said = self._front.answer_batch(
+            self._connection, request.keys, rule, asked, request.ranges, request.versions
+        )
         if said is None:
             return None
         self.has_started = self.is_finished = True

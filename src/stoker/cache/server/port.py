@@ -9,7 +9,7 @@ from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
 from stoker.cache.server.landing import Landing
 from stoker.wire.cache_api import HOPS, HOPS_MAX, ORIGIN
-from stoker.wire.cache_batch import DescriptorsWanted
+from stoker.wire.cache_batch import DescriptorsWanted, ReadRequest
 
 
 class Request:
@@ -94,9 +94,9 @@ class Answer(Protocol):
         ...
 
     def batch(
-        self, keys: Sequence[str], rule: tuple[int, float, int], wanted: DescriptorsWanted | None
+        self, request: ReadRequest, rule: tuple[int, float, int], wanted: DescriptorsWanted | None
     ) -> BatchHit | None:
-        """The whole answer, if all these objects are here; `rule`: the bucket's number, its ttl in seconds, and when
+        """The whole answer, if all that is asked for is here; `rule`: the bucket's number, its ttl in seconds, and when
         the origin must have been asked at the earliest. None, and nothing is written, otherwise."""
         ...
 

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import resource
+import stat
 import threading
 from collections import OrderedDict
 from contextlib import suppress
@@ -123,7 +124,8 @@ class ContainerFiles:
     def punch(self, number: int, offset: int, size_bytes: int) -> bool:
         """Give the whole pages of these bytes back to the disk; False where that is not possible.
 
-        Only for a file of which no descriptor was ever handed out.
+        Nor is it in a file of which a descriptor was handed out, be it by a server before this one: readers map them,
+        and must not see zeros. The native part marks such files with the sticky bit (`Passing::HANDED_OUT`).
         """
         first = -(-offset // PAGE_BYTES) * PAGE_BYTES
         length = (offset + size_bytes) // PAGE_BYTES * PAGE_BYTES - first
@@ -134,6 +136,8 @@ class ContainerFiles:
         except OSError:
             return False
         try:
+            if os.fstat(fd).st_mode & stat.S_ISVTX:
+                return False
             return _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, first, length)
         finally:
             os.close(fd)

@@ -55,9 +55,11 @@ def reconcile(index: Index, files: ContainerFiles, block_size_bytes: int) -> Sur
         files.unlink(number, 0)
     if missing := found.missing:
         index.lose_containers(missing)
-    for number in found.too_long:
-        _punch_unknown(index, files, number, block_size_bytes)
-    return found
+    kept = [n for n in found.too_long if not _punch_unknown(index, files, n, block_size_bytes)]
+    for number in kept:
+        index.lose_container(number)
+        files.unlink(number, 0)
+    return index.survey(str(files.below)) if kept else found
 
 
 def blocks_bytes(container: Container, block_size_bytes: int) -> int:
@@ -66,13 +68,15 @@ def blocks_bytes(container: Container, block_size_bytes: int) -> int:
     return full * pages_bytes(block_size_bytes) + pages_bytes(rest)
 
 
-def _punch_unknown(index: Index, files: ContainerFiles, number: int, block_size_bytes: int) -> None:
-    """No descriptor of it was handed out by this server, and none of the one before is open."""
+def _punch_unknown(index: Index, files: ContainerFiles, number: int, block_size_bytes: int) -> bool:
+    """False where there can be no holes: readers may have the file since a server before this one."""
     held = sorted(piece.offset for piece, _ in index.pieces(number))
     at = 0
     for offset in held:
-        files.punch(number, at, offset - at)
+        if not files.punch(number, at, offset - at):
+            return False
         at = offset + block_size_bytes
     with suppress(OSError):
         size_bytes = os.stat(files.sending.path(number)).st_size
-        files.punch(number, at, pages_bytes(size_bytes) - at)
+        return files.punch(number, at, pages_bytes(size_bytes) - at)
+    return True
