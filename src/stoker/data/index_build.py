@@ -87,7 +87,8 @@ def opened_index(source: Source, form: Scanned) -> RecordIndex:
             try:
                 return store.keep(name, build(source, form, listing))
             except (ObjectChanged, ObjectNotFound) as error:
-                log.info("the data of %r changed while it was indexed: %s", source.url, error)
+                log.info("%r is not what its list says: %s", source.url, error)
+                source.refresh()
     raise DatasetChanged(
         f"the objects under {source.url!r} keep changing: index them when nobody writes to them"
     )

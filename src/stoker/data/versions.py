@@ -39,6 +39,7 @@ class Versions:
                 # What the cache knows may be older than what is indexed: asked for a version, it looks again.
                 client.read(bucket, key, 0, 1, version=version)
         except (ObjectChanged, ObjectNotFound) as error:
+            self._source.refresh()  # or the next start would be given the same old list
             raise changed(self._source.url, key) from error
         self._confirmed_at[number] = time.monotonic()
 

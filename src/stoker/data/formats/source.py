@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -12,9 +13,11 @@ from stoker.cache.client.client import CacheClient
 from stoker.cache.client.entries import objects
 from stoker.data.attach import Served, attach
 from stoker.data.record_index import Listing, StringTable
-from stoker.errors import EmptyDataset, OriginError
+from stoker.errors import AccessDenied, CacheError, EmptyDataset, OriginError
 from stoker.settings import CacheSettings, cache_settings
 from stoker.wire.cache_api import ObjectInfo
+
+log = logging.getLogger("stoker.data")
 
 
 class IndexProgress(NamedTuple):
@@ -77,6 +80,14 @@ class Source:
                 "a folder ends in '/')"
             )
         return self._listing
+
+    def refresh(self) -> None:
+        """Have the origin asked again what is under the URL, if who reads may do that: the cache keeps lists for a
+        while."""
+        try:
+            self.client.refresh(self.bucket, self.prefix)
+        except (CacheError, AccessDenied) as error:
+            log.debug("%s is not refreshed: %s", self.url, error)
 
     def forget(self) -> None:
         """Give up the listing, which may be large."""
