@@ -49,7 +49,7 @@ class Progress:
 
     def counted(self, objects: int, size_bytes: int) -> None:
         """So many objects were found so far."""
-        self._say(f"{objects} objects, {format_bytes(size_bytes)}", objects)
+        self.say(f"{objects} objects, {format_bytes(size_bytes)}", objects)
 
     def loaded(self, counts: LoadCounts) -> None:
         """So much is done."""
@@ -64,7 +64,7 @@ class Progress:
         missing = counts.passed + len(counts.failures)
         if missing:
             parts.append(f"{missing} missing")
-        self._say(", ".join(parts), counts.objects)
+        self.say(", ".join(parts), counts.objects)
 
     def _left_s(self, counts: LoadCounts) -> float:
         """Seconds, as far as can be told: by bytes, where sizes are known. 0: it cannot be told."""
@@ -74,7 +74,8 @@ class Progress:
             share = counts.objects / max(1, self._objects)
         return self.took_s * (1 - share) / share if 0 < share < 1 else 0.0
 
-    def _say(self, text: str, done: int) -> None:
+    def say(self, text: str, done: int) -> None:
+        """So many objects are done; `text` says all else."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, said=text)
             return

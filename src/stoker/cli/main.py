@@ -17,6 +17,7 @@ examples:
   stoker job status --watch                     look at the job that runs here
   stoker cache serve --dir /ssd --bucket d=s3://bucket/data
   stoker cache status
+  stoker data head s3://bucket/data -n 3
 
 exit codes:
   0 done   1 the script failed (or its own code)   2 wrong usage   3 too few nodes or a timeout
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line. Here it is imported, too: that takes long enough for a Ctrl-C, which `main` answers."""
     from stoker.cli.agent import add_agent_parser
     from stoker.cli.cache import add_cache_parser
+    from stoker.cli.data import add_data_parser
     from stoker.cli.demo import add_demo_parser
     from stoker.cli.job import add_job_parser
     from stoker.cli.master import add_master_parser
@@ -47,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_master_parser(subparsers)
     add_job_parser(subparsers)
     add_cache_parser(subparsers)
+    add_data_parser(subparsers)
     add_agent_parser(subparsers)
     return parser
 

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from stoker.base.ids import new_token
 from stoker.cache.client.client import CacheClient
@@ -31,8 +31,9 @@ class Served(NamedTuple):
 def attach(url: str, settings: CacheSettings | None = None) -> Served:
     """Find the cache for a URL: `stoker://bucket/prefix`, or an origin's own (`file:///…`, `s3://…`).
 
-    An origin's URL becomes a bucket of the cache that is known (`STOKER_CACHE_ENDPOINT`; `stoker run` sets it),
-    or of one that is started now and ends with this process. Raises ConfigError.
+    A file becomes the prefix of its folder. An origin's URL becomes a bucket of the cache that is known
+    (`STOKER_CACHE_ENDPOINT`; `stoker run` sets it), or of one that is started now and ends with this process. Raises
+    ConfigError.
     """
     known = settings if settings is not None else cache_settings()
     parts = urlsplit(url)
@@ -47,13 +48,18 @@ def attach(url: str, settings: CacheSettings | None = None) -> Served:
         return Served(_client(known.endpoint, known.token), parts.netloc, parts.path.lstrip("/"))
     if not parts.scheme:
         url = f"file://{os.path.abspath(url)}{'/' if url.endswith('/') else ''}"
+        parts = urlsplit(url)
+    prefix = ""
+    if parts.scheme == "file" and not parts.netloc and os.path.isfile(unquote(parts.path)):
+        folder, _, prefix = unquote(parts.path).rpartition("/")
+        url = urlunsplit(parts._replace(path=f"{quote(folder)}/"))
     bucket = "origin-" + hashlib.sha256(url.encode()).hexdigest()[:16]
     if known.endpoint is not None:
         client = _client(known.endpoint, known.token)
     else:
         client = _own_cache(known)
     client.add_bucket(bucket, url)
-    return Served(client, bucket, "")
+    return Served(client, bucket, prefix)
 
 
 @functools.cache

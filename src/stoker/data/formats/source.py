@@ -1,0 +1,121 @@
+"""What a format reads from: a dataset's URL, and the cache behind which it is."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stoker.cache.client.client import CacheClient
+from stoker.cache.client.entries import objects
+from stoker.data.attach import Served, attach
+from stoker.data.record_index import Listing, StringTable
+from stoker.errors import AccessDenied, CacheError, EmptyDataset, OriginError
+from stoker.settings import CacheSettings, cache_settings
+from stoker.wire.cache_api import ObjectInfo
+
+log = logging.getLogger("stoker.data")
+
+
+class IndexProgress(NamedTuple):
+    """How far the building of an index has come."""
+
+    objects_done: int
+    objects: int
+    records: int
+    done_bytes: int
+    """Of the objects, as far as they were looked through; what need not be read counts, too."""
+    size_bytes: int
+
+
+Report = Callable[[IndexProgress], None]
+
+
+class Source:
+    """Where a dataset is. Nothing is asked before it is needed. A pickled copy finds the cache for itself.
+
+    `cache`: where the cache is; None: where the environment says. `on_progress` is called while an index is built.
+    """
+
+    def __init__(
+        self, url: str, cache: CacheSettings | None = None, on_progress: Report | None = None
+    ) -> None:
+        self.url = url
+        self.on_progress = on_progress
+        self._cache = cache
+        self._served: Served | None = None
+        self._listing: Listing | None = None
+
+    @property
+    def settings(self) -> CacheSettings:
+        """Of the cache."""
+        return self._cache if self._cache is not None else cache_settings()
+
+    @property
+    def client(self) -> CacheClient:
+        return self._attached().client
+
+    @property
+    def bucket(self) -> str:
+        return self._attached().bucket
+
+    @property
+    def prefix(self) -> str:
+        return self._attached().prefix
+
+    def listing(self, *, anew: bool = False) -> Listing:
+        """The objects under the URL. Raises EmptyDataset, CacheError."""
+        if self._listing is None or anew:
+            try:
+                self._listing = self._listed()
+            except OriginError:
+                # Among others: an origin that lists out of order is only noticed on the way.
+                self._listing = self._listed()
+        if not len(self._listing.keys):
+            raise EmptyDataset(
+                f"there are no objects under {self.url!r}: check the bucket and the prefix (it is a plain prefix: "
+                "a folder ends in '/')"
+            )
+        return self._listing
+
+    def refresh(self) -> None:
+        """Have the origin asked again what is under the URL, if who reads may do that: the cache keeps lists for a
+        while."""
+        try:
+            self.client.refresh(self.bucket, self.prefix)
+        except (CacheError, AccessDenied) as error:
+            log.debug("%s is not refreshed: %s", self.url, error)
+
+    def forget(self) -> None:
+        """Give up the listing, which may be large."""
+        self._listing = None
+
+    def _listed(self) -> Listing:
+        served = self._attached()
+        versions: list[str] = []
+        sizes = array("q")
+
+        def keys() -> Iterator[str]:
+            found: Iterator[ObjectInfo] = objects(
+                lambda prefix, after, limit: served.client.list_page(served.bucket, prefix, after, limit),
+                served.prefix,
+            )
+            for info in found:
+                if not info.key.endswith("/"):
+                    versions.append(info.version.replace("\0", ""))
+                    sizes.append(info.size_bytes)
+                    yield info.key
+
+        table = StringTable.of(keys())
+        return Listing(table, StringTable.of(versions), np.array(sizes, np.int64))
+
+    def _attached(self) -> Served:
+        if self._served is None:
+            self._served = attach(self.url, self._cache)
+        return self._served
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_served": None, "_listing": None, "on_progress": None}
