@@ -68,7 +68,7 @@ class ArrowLayout:
                 f"{info.key!r} ({info.size_bytes} bytes) is not an Arrow file, is damaged or was cut off: {error}"
             ) from error
         heads = [ByteRange(m.start, m.stop) for m in found if m.kind in (SCHEMA, DICTIONARY)]
-        groups = [Group(m.rows, m.start, m.stop) for m in found if m.kind == RECORDS]
+        groups = [Group(m.rows, [ByteRange(m.start, m.stop)]) for m in found if m.kind == RECORDS]
         return Scanned(tuple(schema.names), groups, heads, features_of(schema.metadata))
 
     def head(self, spans: Sequence[ByteRange], parts: Sequence[bytes]) -> Head:
@@ -79,18 +79,16 @@ class ArrowLayout:
         is_file = spans[0].start > 0
         return Head(_Batches(schema, parts[0], dictionaries, is_file), sum(map(len, parts)))
 
-    def spans(self, head: Head, place: Place, columns: Sequence[str]) -> list[ByteRange]:
-        return [place.span]
-
     def decode(self, head: Head, place: Place, columns: Sequence[str], file: SpanFile) -> Any:
         """The batch is read as a stream of its own: the schema, the dictionaries before it, and the batch."""
         import pyarrow as pa
 
         known: _Batches = head.content
-        file.seek(place.span.start)
-        batch = file.read_buffer(place.span.size_bytes)
+        (span,) = place.spans
+        file.seek(span.start)
+        batch = file.read_buffer(span.size_bytes)
         # In a stream a dictionary may be replaced on the way; in a file all of them are for all batches.
-        before = [part for start, part in known.dictionaries if known.is_file or start < place.span.start]
+        before = [part for start, part in known.dictionaries if known.is_file or start < span.start]
         parts: list[bytes | memoryview] = [known.first, *before, batch, END_OF_STREAM]
         options = pa.ipc.IpcReadOptions(included_fields=[known.schema.names.index(c) for c in columns])
         with pa.ipc.open_stream(pa.PythonFile(joined(parts), mode="r"), options=options) as reader:

@@ -7,9 +7,10 @@ from typing import Any
 
 from stoker.base.ranges import ByteRange
 from stoker.data.attach import Served
-from stoker.data.formats.table_index import Group, Place, Scanned
+from stoker.data.formats.parquet_footer import DamagedFooter, RowGroup, read_footer
+from stoker.data.formats.table_index import Group, Place, Scanned, coalesced
 from stoker.data.formats.table_objects import Objects, SpanFile
-from stoker.data.formats.table_records import HELD_BYTES, Head, TableRecords, damage, needs_pyarrow
+from stoker.data.formats.table_records import HELD_BYTES, Head, TableRecords, needs_pyarrow
 from stoker.data.formats.table_rows import features_of
 from stoker.errors import DataError
 from stoker.wire.cache_api import ObjectInfo
@@ -55,25 +56,18 @@ class ParquetLayout:
         if length > len(guess):
             footer = objects.read(info, size - length, size - len(guess)) + guess
         try:
-            metadata = _metadata(footer)
-            schema = metadata.schema.to_arrow_schema()
-            wanted = schema.names if columns is None else columns
-            groups = [
-                _group(metadata, number, wanted, size - length) for number in range(metadata.num_row_groups)
-            ]
-            if sum(group.rows for group in groups) != metadata.num_rows:
-                raise ValueError("its row groups do not have as many rows as it says")
-        except damage() as error:
-            raise DataError(f"the footer of {info.key!r} is damaged: {error}") from error
-        return Scanned(
-            tuple(schema.names), groups, [ByteRange(size - length, size)], features_of(schema.metadata)
-        )
+            found = read_footer(footer)
+            wanted = set(found.columns if columns is None else columns)
+            groups = [_group(group, wanted, size - length) for group in found.row_groups]
+        except DamagedFooter as error:
+            raise DataError(f"the footer of {info.key!r} cannot be read: {error}") from error
+        return Scanned(found.columns, groups, [ByteRange(size - length, size)], features_of(found.metadata))
 
     def head(self, spans: Sequence[ByteRange], parts: Sequence[bytes]) -> Head:
-        return Head(_metadata(parts[0]), _HEAD_FACTOR * len(parts[0]))
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-    def spans(self, head: Head, place: Place, columns: Sequence[str]) -> list[ByteRange]:
-        return _spans(head.content.row_group(place.within), columns)
+        return Head(pq.read_metadata(pa.BufferReader(parts[0])), _HEAD_FACTOR * len(parts[0]))
 
     def decode(self, head: Head, place: Place, columns: Sequence[str], file: SpanFile) -> Any:
         import pyarrow.parquet as pq
@@ -106,35 +100,8 @@ def _footer_bytes(info: ObjectInfo, guess: bytes) -> int:
     return length
 
 
-def _metadata(footer: bytes) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    return pq.read_metadata(pa.BufferReader(footer))
-
-
-def _group(metadata: Any, number: int, columns: Sequence[str], end: int) -> Group:
-    row_group = metadata.row_group(number)
-    if row_group.num_rows < 0:
-        raise ValueError(f"row group {number} has {row_group.num_rows} rows")
-    spans = _spans(row_group, columns)
-    start = min((span.start for span in spans), default=0)
-    stop = max((span.stop for span in spans), default=0)
-    if not all(0 <= span.start <= span.stop <= end for span in spans):
-        raise ValueError(f"row group {number} lies outside the file")
-    return Group(row_group.num_rows, start, stop)
-
-
-def _spans(row_group: Any, columns: Sequence[str]) -> list[ByteRange]:
-    """The bytes of each leaf of those columns."""
-    spans = []
-    names, prefixes = set(columns), tuple(f"{name}." for name in columns)
-    for number in range(row_group.num_columns):
-        chunk = row_group.column(number)
-        path = chunk.path_in_schema
-        if path in names or path.startswith(prefixes):
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page:
-                start = min(start, chunk.dictionary_page_offset)
-            spans.append(ByteRange(start, start + chunk.total_compressed_size))
-    return spans
+def _group(group: RowGroup, columns: set[str], end: int) -> Group:
+    spans = [chunk.span for chunk in group.chunks if chunk.column in columns]
+    if any(span.stop > end for span in spans):
+        raise DamagedFooter("a column lies outside the file")
+    return Group(group.rows, coalesced(spans) or [ByteRange(0, 0)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, FromClause, Select
+    from sqlalchemy import Connection, FromClause, Index, Select
 
 _KEY = "stoker_key"
 _SQLITE_FAULTS = re.compile("syntax error|no such")
@@ -127,9 +127,7 @@ def _table(connection: Connection, name: str) -> _Source:
         ) from error
     kinds = sa.PrimaryKeyConstraint, sa.UniqueConstraint
     sets = [made.columns.keys() for made in table.constraints if isinstance(made, kinds)]
-    for index in table.indexes:
-        if index.unique and not any(option.endswith("_where") for option in index.dialect_kwargs):
-            sets.append(index.columns.keys())
+    sets += [index.columns.keys() for index in table.indexes if index.unique and not _is_partial(index)]
     primary = table.primary_key.columns.keys()
     return _Source(
         table,
@@ -154,6 +152,11 @@ def _query(connection: Connection, text: str) -> _Source:
         raise ConfigError(f"the query gives several columns of one name: {', '.join(map(repr, names))}")
     table = sa.text(query).columns(*(sa.column(name) for name in names)).subquery("stoker_query")
     return _Source(table, None, frozenset())
+
+
+def _is_partial(index: Index) -> bool:
+    """Whether it is over some of the rows only."""
+    return any(option.endswith("_where") for option in index.dialect_kwargs)
 
 
 def _check_kind(key: Any, what: str) -> None:

@@ -23,8 +23,8 @@ class Group(NamedTuple):
     """Rows that are decoded together (a Parquet row group, an Arrow record batch), and the bytes they lie in."""
 
     rows: int
-    start: int
-    stop: int
+    spans: Sequence[ByteRange]
+    """Of the wanted columns, sorted and apart from each other."""
 
 
 class Scanned(NamedTuple):
@@ -39,10 +39,10 @@ class Scanned(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which of its object's groups one is, and where it lies."""
+    """Which of its object's groups one is, and the bytes it lies in."""
 
     within: int
-    span: ByteRange
+    spans: list[ByteRange]
 
 
 class Wanted(NamedTuple):
@@ -67,11 +67,13 @@ class TableIndex:
     """Which object each group lies in, and"""
     within: I64
     """which of the object's groups it is."""
-    starts: I64
-    stops: I64
     rows: I64
     firsts: I64
     """The number of each group's first record."""
+    spans: I64
+    """The bytes `[spans[i, 0], spans[i, 1])` are a part of one group,"""
+    ends: I64
+    """which has those parts from the end of the group before it to its own."""
 
     @property
     def records(self) -> int:
@@ -90,7 +92,9 @@ class TableIndex:
         return digest.hexdigest()[:16]
 
     def place(self, group: int) -> Place:
-        return Place(int(self.within[group]), ByteRange(int(self.starts[group]), int(self.stops[group])))
+        first = int(self.ends[group - 1]) if group else 0
+        spans = [ByteRange(start, stop) for start, stop in self.spans[first : self.ends[group]].tolist()]
+        return Place(int(self.within[group]), spans)
 
     def split(self, numbers: Sequence[int] | I64) -> list[Wanted]:
         """Those records, by groups in ascending order. Raises IndexError."""
@@ -107,7 +111,9 @@ class TableIndex:
     def reads(self, numbers: I64) -> Reads:
         """What those records are read from. Raises IndexError."""
         groups = self._groups_of(checked_numbers(numbers, self.records))
-        return Reads(self.keys, self.owners[groups], self.starts[groups], self.stops[groups])
+        before = np.concatenate(([0], self.ends[:-1]))[groups]
+        starts, stops = self.spans[before, 0], self.spans[self.ends[groups] - 1, 1]
+        return Reads(self.keys, self.owners[groups], starts, stops)
 
     def _groups_of(self, numbers: I64) -> I64:
         return np.searchsorted(self.firsts, numbers, side="right") - 1
@@ -116,24 +122,24 @@ class TableIndex:
 def build_index(objects: Sequence[ObjectInfo], scanned: Sequence[Scanned]) -> TableIndex:
     """Put together what was found in each object."""
     flat = [
-        (owner, within, *group)
+        (owner, within, group)
         for owner, found in enumerate(scanned)
         for within, group in enumerate(found.groups)
         if group.rows > 0
     ]
-    owners, within, rows, starts, stops = np.array(flat, np.int64).reshape(-1, 5).T.copy()
+    rows = np.array([group.rows for _, _, group in flat], np.int64)
     first = scanned[0] if scanned else Scanned((), (), (), {})
     return TableIndex(
         objects=tuple(objects),
         heads=tuple(tuple(found.heads) for found in scanned),
         columns=first.columns,
         features=first.features,
-        owners=owners,
-        within=within,
-        starts=starts,
-        stops=stops,
+        owners=np.array([owner for owner, _, _ in flat], np.int64),
+        within=np.array([within for _, within, _ in flat], np.int64),
         rows=rows,
         firsts=np.cumsum(rows) - rows,
+        spans=np.array([span for _, _, group in flat for span in group.spans], np.int64).reshape(-1, 2),
+        ends=np.cumsum([len(group.spans) for _, _, group in flat], dtype=np.int64),
     )
 
 

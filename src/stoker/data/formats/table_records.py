@@ -12,7 +12,7 @@ from stoker.base.ranges import ByteRange
 from stoker.data.attach import Served
 from stoker.data.formats.port import Reads
 from stoker.data.formats.table_held import Held
-from stoker.data.formats.table_index import I64, Place, Scanned, TableIndex, Wanted, build_index, coalesced
+from stoker.data.formats.table_index import I64, Place, Scanned, TableIndex, Wanted, build_index
 from stoker.data.formats.table_objects import (
     Objects,
     SpanFile,
@@ -56,9 +56,6 @@ class Layout(Protocol):
 
     def head(self, spans: Sequence[ByteRange], parts: Sequence[bytes]) -> Head:
         """From the bytes of the `heads` that `scan` named."""
-
-    def spans(self, head: Head, place: Place, columns: Sequence[str]) -> list[ByteRange]:
-        """Which bytes of the object are needed for a group, in any order."""
 
     def decode(self, head: Head, place: Place, columns: Sequence[str], file: SpanFile) -> Any:
         """A table of the group, with those columns in that order."""
@@ -176,9 +173,8 @@ class TableRecords:
         info, place, columns = index.objects[owner], index.place(group), self.columns
         try:
             head = self._head(index, owner)
-            spans = coalesced(self._layout.spans(head, place, columns))
-            parts = self._objects.read_spans(info, spans)
-            named = [(span.start, part) for span, part in zip(spans, parts, strict=True)]
+            parts = self._objects.read_spans(info, place.spans)
+            named = [(span.start, part) for span, part in zip(place.spans, parts, strict=True)]
             file = SpanFile(info.size_bytes, named, lambda low, high: self._objects.read(info, low, high))
             table = self._layout.decode(head, place, columns, file)
             if table.num_rows != index.rows[group]:
