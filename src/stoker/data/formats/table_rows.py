@@ -17,11 +17,13 @@ I64 = npt.NDArray[np.int64]
 Sample = dict[str, Any]
 
 
-def samples_of(table: Any, offsets: I64, features: dict[str, Any]) -> list[Sample | ValueError]:
+def samples_of(table: Any, offsets: I64, features: dict[str, Any]) -> list[Sample | Exception]:
     """Those rows of a table; an error in place of one whose values are none, as text that is not UTF-8."""
+    import pyarrow as pa
+
     try:
         return list(_samples(rows_of(table, offsets), features))
-    except ValueError as error:
+    except (ValueError, pa.ArrowException) as error:
         if len(offsets) == 1:
             return [error]
     return [samples_of(table, offsets[i : i + 1], features)[0] for i in range(len(offsets))]
