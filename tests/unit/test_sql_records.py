@@ -177,7 +177,7 @@ def test_a_missing_file_is_not_made(tmp_path: Path) -> None:
 def test_urls_that_cannot_be_and_drivers_that_are_missing() -> None:
     with pytest.raises(ConfigError, match="not a database's URL"):
         SqlRecords("postgres//me:secret@host", table="t")
-    with pytest.raises(ConfigError, match="postgresql.*Install the database's driver") as caught:
+    with pytest.raises(ConfigError, match=r"postgresql.*Install the database's driver") as caught:
         len(SqlRecords("postgresql+psycopg2://me:secret@host/db", table="t"))
     assert "secret" not in str(caught.value)
 

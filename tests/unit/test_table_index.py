@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -90,7 +91,7 @@ def test_coalesced_spans_hold_all_bytes_and_lie_apart(pairs: list[tuple[int, int
     found = coalesced(spans, gap)
     for span in spans:
         assert any(whole.start <= span.start and span.stop <= whole.stop for whole in found)
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         assert before.stop + gap < after.start
 
 

@@ -12,8 +12,8 @@ from stoker.data.attach import Served
 from stoker.data.formats.arrow_messages import DICTIONARY, END_OF_STREAM, RECORDS, SCHEMA, messages
 from stoker.data.formats.table_index import Group, Place, Scanned
 from stoker.data.formats.table_objects import Objects, SpanFile
-from stoker.data.formats.table_records import HELD_BYTES, Head, TableRecords, damage, needs_pyarrow
-from stoker.data.formats.table_rows import features_of
+from stoker.data.formats.table_records import HELD_BYTES, Head, TableRecords, needs_pyarrow
+from stoker.data.formats.table_rows import damage, features_of
 from stoker.errors import ConfigError, DataError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -63,13 +63,14 @@ class ArrowLayout:
             found = messages(lambda start, stop: objects.read(info, start, stop), info.size_bytes)
             first = objects.read(info, found[0].start, found[0].stop)
             schema = pa.ipc.read_schema(pa.py_buffer(first))
+            columns = tuple(schema.names)
         except damage() as error:
             raise DataError(
                 f"{info.key!r} ({info.size_bytes} bytes) is not an Arrow file, is damaged or was cut off: {error}"
             ) from error
         heads = [ByteRange(m.start, m.stop) for m in found if m.kind in (SCHEMA, DICTIONARY)]
         groups = [Group(m.rows, [ByteRange(m.start, m.stop)]) for m in found if m.kind == RECORDS]
-        return Scanned(tuple(schema.names), groups, heads, features_of(schema.metadata))
+        return Scanned(columns, groups, heads, features_of(schema.metadata))
 
     def head(self, spans: Sequence[ByteRange], parts: Sequence[bytes]) -> Head:
         import pyarrow as pa

@@ -18,6 +18,8 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _PREFIX = struct.Struct("<II")
 _MARKER = 0xFFFFFFFF
 _WINDOW_BYTES = 64 * 1024
+_ROWS_PER_BYTE_MAX = 1 << 17
+"""More than compression or columns without values can make of them: a damaged number is often a huge one."""
 _BLOCK = struct.Struct("<qi4xq")
 _END = struct.Struct("<i6s")
 
@@ -129,8 +131,10 @@ def _message(window: Window, start: int, size_bytes: int) -> Message | None:
         header = header_at + _u32(metadata, header_at)
         rows_at = _field(metadata, header, 0)
         rows = 0 if rows_at is None else _i64(metadata, rows_at)
-        if rows < 0:
-            raise Damaged(f"the message at byte {start} has {rows} rows")
+        if not 0 <= rows <= (stop - start) * _ROWS_PER_BYTE_MAX:
+            raise Damaged(
+                f"the message at byte {start} has {stop - start} bytes, and is said to have {rows} rows"
+            )
     return Message(kind, start, stop, rows)
 
 

@@ -20,7 +20,7 @@ from stoker.data.formats.table_objects import (
     choose,
     in_turn,
 )
-from stoker.data.formats.table_rows import Sample, rows_of, samples_of
+from stoker.data.formats.table_rows import Sample, damage, rows_of, samples_of
 from stoker.errors import BadRecord, ConfigError, DataError, EmptyDataset
 from stoker.wire.cache_api import ObjectInfo
 
@@ -244,13 +244,6 @@ def _check_columns(
             f"{info.key!r} has other columns than {first.key!r} ({', '.join(map(repr, odd))}): name those that all "
             "objects have with columns=[…], or keep the others under another prefix"
         )
-
-
-def damage() -> tuple[type[BaseException], ...]:
-    """What pyarrow raises for bytes that are not what they should be."""
-    import pyarrow as pa
-
-    return (pa.ArrowException, OSError, ValueError, EOFError, OverflowError)
 
 
 def needs_pyarrow(what: str, extra: str = "parquet") -> None:

@@ -19,14 +19,19 @@ Sample = dict[str, Any]
 
 def samples_of(table: Any, offsets: I64, features: dict[str, Any]) -> list[Sample | Exception]:
     """Those rows of a table; an error in place of one whose values are none, as text that is not UTF-8."""
-    import pyarrow as pa
-
     try:
         return list(_samples(rows_of(table, offsets), features))
-    except (ValueError, pa.ArrowException) as error:
+    except damage() as error:
         if len(offsets) == 1:
             return [error]
     return [samples_of(table, offsets[i : i + 1], features)[0] for i in range(len(offsets))]
+
+
+def damage() -> tuple[type[Exception], ...]:
+    """What pyarrow raises for bytes that are not what they should be: a day far away, a time zone that is none."""
+    import pyarrow as pa
+
+    return pa.ArrowException, OSError, ValueError, ArithmeticError, LookupError, EOFError
 
 
 def rows_of(table: Any, offsets: I64) -> Any:
