@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -165,14 +166,17 @@ class TableRecords:
                 missing.append(wanted)
             else:
                 yield wanted, table
-        loaded = in_turn(lambda wanted: self._load(index, wanted.group), missing)
+        # Groups of one object are read at once, and its head by the first of them.
+        turns = {int(index.owners[wanted.group]): threading.Lock() for wanted in missing}
+        loaded = in_turn(lambda wanted: self._load(index, wanted.group, turns), missing)
         yield from zip(missing, loaded, strict=True)
 
-    def _load(self, index: TableIndex, group: int) -> Any:
+    def _load(self, index: TableIndex, group: int, turns: Mapping[int, threading.Lock]) -> Any:
         owner = int(index.owners[group])
         info, place, columns = index.objects[owner], index.place(group), self.columns
         try:
-            head = self._head(index, owner)
+            with turns[owner]:
+                head = self._head(index, owner)
             parts = self._objects.read_spans(info, place.spans)
             named = [(span.start, part) for span, part in zip(place.spans, parts, strict=True)]
             file = SpanFile(info.size_bytes, named, lambda low, high: self._objects.read(info, low, high))
