@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +35,13 @@ class Unreadable(NamedTuple):
     """Why a group cannot be decoded."""
 
     reason: str
+
+
+class Decoded(NamedTuple):
+    """A group as a table of Arrow, and how much memory it takes."""
+
+    table: Any
+    size_bytes: int
 
 
 class Head(NamedTuple):
@@ -121,17 +128,21 @@ class TableRecords:
         Raises IndexError, DatasetChanged, CacheError, OriginError.
         """
         samples: list[Any] = [None] * len(numbers)
-        for wanted, table in self._tables(numbers):
-            if isinstance(table, Unreadable):
-                found: list[Any] = [table.reason] * len(wanted.positions)
-            else:
-                found = list(samples_of(table, wanted.offsets, self.features))
-            for position, offset, sample in zip(
-                wanted.positions.tolist(), wanted.offsets.tolist(), found, strict=True
-            ):
-                if not isinstance(sample, dict):
-                    sample = BadRecord(self._named(wanted.group, offset, str(sample)))
-                samples[position] = sample
+        parts: list[tuple[Wanted, Any]] = []
+        used_bytes = 0
+        for wanted, group in self._groups(numbers):
+            if isinstance(group, Unreadable):
+                self._fill(samples, [wanted], [group.reason] * len(wanted.positions))
+                continue
+            # Rows of several groups are made samples together, as that costs about as much as those of one. But who has
+            # a part of a group has all of it in memory.
+            is_like = not parts or group.table.schema.equals(parts[-1][1].schema)
+            if not is_like or used_bytes > self._held.limit_bytes:
+                self._convert(samples, parts)
+                parts, used_bytes = [], 0
+            parts.append((wanted, rows_of(group.table, wanted.offsets)))
+            used_bytes += group.size_bytes
+        self._convert(samples, parts)
         return samples
 
     def read_table(self, numbers: Sequence[int]) -> Any:
@@ -142,36 +153,56 @@ class TableRecords:
         import pyarrow as pa
 
         parts, positions = [], []
-        for wanted, table in self._tables(numbers):
-            if isinstance(table, Unreadable):
-                raise BadRecord(self._named(wanted.group, int(wanted.offsets[0]), table.reason))
-            parts.append(rows_of(table, wanted.offsets))
+        for wanted, group in self._groups(numbers):
+            if isinstance(group, Unreadable):
+                raise BadRecord(self._named(wanted.group, int(wanted.offsets[0]), group.reason))
+            parts.append(rows_of(group.table, wanted.offsets))
             positions.append(wanted.positions)
         if not parts:
             raise ValueError("no records are asked for")
-        if len(parts) == 1 and (np.diff(positions[0]) == 1).all():
-            return parts[0]
-        # Files of one dataset may differ in types: where all values of a column are missing, or numbers are smaller.
-        whole = pa.concat_tables(parts, promote_options="permissive")
-        return whole.take(np.argsort(np.concatenate(positions)))
+        order = np.argsort(np.concatenate(positions))
+        whole = parts[0]
+        if len(parts) > 1:
+            # Files of one dataset may differ in types: where all values are missing, or numbers are smaller.
+            whole = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+        return whole if (np.diff(order) == 1).all() else whole.take(order)
 
-    def _tables(self, numbers: Sequence[int]) -> Iterator[tuple[Wanted, Any]]:
+    def _convert(self, samples: list[Any], parts: Sequence[tuple[Wanted, Any]]) -> None:
+        """Put the rows of some groups where they belong."""
+        import pyarrow as pa
+
+        if not parts:
+            return
+        whole = parts[0][1] if len(parts) == 1 else pa.concat_tables([rows for _, rows in parts])
+        self._fill(samples, [wanted for wanted, _ in parts], samples_of(whole, self.features))
+
+    def _fill(self, samples: list[Any], groups: Sequence[Wanted], found: Iterable[Any]) -> None:
+        coming = iter(found)
+        for wanted in groups:
+            for position, offset in zip(wanted.positions.tolist(), wanted.offsets.tolist(), strict=True):
+                sample = next(coming)
+                if not isinstance(sample, dict):
+                    sample = BadRecord(self._named(wanted.group, offset, str(sample)))
+                samples[position] = sample
+
+    def _groups(self, numbers: Sequence[int]) -> Iterator[tuple[Wanted, Decoded | Unreadable]]:
         """The groups of those records, each read once: those that are held first, before others take their place."""
         index = self._index
-        groups = index.split(numbers)
         missing = []
-        for wanted in groups:
-            table = self._held.get(wanted.group)
-            if table is None:
+        for wanted in index.split(numbers):
+            group = self._held.get(wanted.group)
+            if group is None:
                 missing.append(wanted)
             else:
-                yield wanted, table
+                yield wanted, group
         # Groups of one object are read at once, and its head by the first of them.
         turns = {int(index.owners[wanted.group]): threading.Lock() for wanted in missing}
         loaded = in_turn(lambda wanted: self._load(index, wanted.group, turns), missing)
         yield from zip(missing, loaded, strict=True)
 
-    def _load(self, index: TableIndex, group: int, turns: Mapping[int, threading.Lock]) -> Any:
+    def _load(
+        self, index: TableIndex, group: int, turns: Mapping[int, threading.Lock]
+    ) -> Decoded | Unreadable:
         owner = int(index.owners[group])
         info, place, columns = index.objects[owner], index.place(group), self.columns
         try:
@@ -190,8 +221,9 @@ class TableRecords:
             return failed
         # Parts of what was read may be in use without a copy: then all of it stays.
         size_bytes = max(int(table.get_total_buffer_size()), sum(map(len, parts)) if len(parts) == 1 else 0)
-        self._held.put(group, table, size_bytes)
-        return table
+        decoded = Decoded(table, size_bytes)
+        self._held.put(group, decoded, size_bytes)
+        return decoded
 
     def _head(self, index: TableIndex, owner: int) -> Head:
         known: Head | None = self._held.get(("head", owner))

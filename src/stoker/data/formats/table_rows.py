@@ -15,16 +15,18 @@ import numpy.typing as npt
 
 I64 = npt.NDArray[np.int64]
 Sample = dict[str, Any]
+_FEW = 8
+"""So many rows are cut out one by one as fast as pyarrow gathers them."""
 
 
-def samples_of(table: Any, offsets: I64, features: dict[str, Any]) -> list[Sample | Exception]:
-    """Those rows of a table; an error in place of one whose values are none, as text that is not UTF-8."""
+def samples_of(table: Any, features: dict[str, Any]) -> list[Sample | Exception]:
+    """The rows of a table; an error in place of one whose values are none, as text that is not UTF-8."""
     try:
-        return list(_samples(rows_of(table, offsets), features))
+        return list(_samples(table, features))
     except damage() as error:
-        if len(offsets) == 1:
+        if table.num_rows == 1:
             return [error]
-    return [samples_of(table, offsets[i : i + 1], features)[0] for i in range(len(offsets))]
+    return [samples_of(table.slice(row, 1), features)[0] for row in range(table.num_rows)]
 
 
 def damage() -> tuple[type[Exception], ...]:
@@ -35,10 +37,14 @@ def damage() -> tuple[type[Exception], ...]:
 
 
 def rows_of(table: Any, offsets: I64) -> Any:
-    """A table of those rows; without a copy where they lie one after the other."""
+    """A table of those rows; without a copy where they are few, or lie one after the other."""
+    import pyarrow as pa
+
     first = int(offsets[0])
     if len(offsets) == 1 or (np.diff(offsets) == 1).all():
         return table.slice(first, len(offsets))
+    if len(offsets) <= _FEW:
+        return pa.concat_tables([table.slice(offset, 1) for offset in offsets.tolist()])
     return table.take(offsets)
 
 
@@ -75,16 +81,25 @@ def values_of(column: Any, feature: Any = None) -> Sequence[Any]:
 
 
 def _arrays(array: Any) -> Sequence[Any]:
-    """Lists of numbers, as parts of one new array; those with a missing number are lists."""
+    """Lists of numbers, as parts of one new array; one with a missing number is a list."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    flat = array.flatten()
+    array_there = array.drop_null()
+    flat = array_there.flatten()
+    is_number = None
     if flat.null_count:
-        listed: list[Any] = array.to_pylist()
-        return listed
+        is_number = flat.is_valid().to_numpy(zero_copy_only=False)
+        flat = flat.fill_null(pa.scalar(0).cast(flat.type))
     values = np.array(flat.to_numpy(zero_copy_only=False))
-    lengths = pc.list_value_length(array.drop_null()).to_numpy(zero_copy_only=False)
-    return _spread(np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else [], array)
+    ends = np.cumsum(pc.list_value_length(array_there).to_numpy(zero_copy_only=False)).tolist()
+    bounds = list(zip([0, *ends], ends, strict=False))
+    lists: list[Any] = [values[start:stop] for start, stop in bounds]
+    if is_number is not None:
+        for row, (start, stop) in enumerate(bounds):
+            if not is_number[start:stop].all():
+                lists[row] = array_there[row].as_py()
+    return _spread(lists, array)
 
 
 def _spread(values: list[Any], array: Any) -> list[Any]:
