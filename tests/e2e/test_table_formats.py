@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from torch.utils.data import DataLoader
 
 from stoker.cache.client.client import CacheClient
 from stoker.data.attach import Served
+from stoker.data.formats import table_records
 from stoker.data.formats.arrow import ArrowRecords
 from stoker.data.formats.parquet import ParquetRecords
 from stoker.data.formats.table_records import TableRecords
+from stoker.data.formats.table_rows import samples_of
 from stoker.errors import ConfigError, DataError, DatasetChanged, EmptyDataset
 from tests.e2e.cache_helpers import ServerProcess, client_of, served
 from tests.tables import MemoryClient, arrow_bytes, assert_samples, parquet_bytes, sample_of, table_of
@@ -152,6 +155,44 @@ def test_a_shuffle_within_the_limit_reads_each_group_once(origin: Path) -> None:
 
     assert requests(10_000_000) == 1 + 10
     assert requests(0) > 100, "each batch reads nearly all groups"
+
+
+def test_a_footer_is_read_once_for_groups_that_are_read_at_once() -> None:
+    data = parquet_bytes(table_of(300))
+    another = threading.Event()
+
+    class Client(MemoryClient):
+        def read(self, bucket: str, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+            if stop == len(data):
+                footers.append(start)
+                if len(footers) > 2:
+                    another.set()
+                elif len(footers) == 2:
+                    another.wait(0.3)
+            return super().read(bucket, key, start, stop, version=version)
+
+    footers: list[int] = []
+    found = records("parquet", Client({"a.parquet": data}))
+    assert_samples(found.read(range(300)), range(300))
+    assert len(footers) == 2, "one for the index, one to decode"
+
+
+def test_rows_of_more_groups_than_may_be_held_are_converted_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+
+    def spy(table: pa.Table, features: dict[str, Any]) -> list[Any]:
+        counts.append(table.num_rows)
+        return samples_of(table, features)
+
+    monkeypatch.setattr(table_records, "samples_of", spy)
+    memory = MemoryClient({"a.parquet": parquet_bytes(table_of(120))})
+    for held_bytes, expected in ((10_000_000, [4]), (0, [1, 1, 1, 1])):
+        counts.clear()
+        numbers = [100, 5, 70, 40]
+        assert_samples(records("parquet", memory, held_bytes=held_bytes).read(numbers), numbers)
+        assert counts == expected
 
 
 def test_files_of_pandas(origin: Path, client: CacheClient) -> None:

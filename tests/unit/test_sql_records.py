@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import random
 import sqlite3
 import sys
@@ -286,7 +287,9 @@ class _Items:
         return len(self.of)
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
-        return self.of.read(numbers)
+        rows = self.of.read(numbers)
+        assert os.getpid() in self.of._source._engines, "it used connections of its parent"
+        return rows
 
 
 def _same(batch: Any) -> Any:

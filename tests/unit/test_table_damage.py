@@ -6,6 +6,7 @@ import itertools
 import logging
 import multiprocessing
 import random
+import struct
 from collections import Counter
 from typing import Any
 
@@ -105,6 +106,18 @@ def test_a_bad_group_is_read_once() -> None:
     asked = len(client.asked)
     assert [type(sample) for sample in (*first, *records.read([1]))] == [BadRecord, BadRecord]
     assert len(client.asked) == asked
+
+
+def test_pages_with_a_checksum_are_checked() -> None:
+    table = pa.table({"x": [float(i) for i in range(100)]})
+    for is_checked in (True, False):
+        data = bytearray(
+            parquet_bytes(table, compression="none", use_dictionary=False, write_page_checksum=is_checked)
+        )
+        at = bytes(data).index(struct.pack("<d", 7.0))
+        data[at] ^= 1
+        found = [type(sample) for sample in records_of("a.parquet", bytes(data)).read([7, 50])]
+        assert found == [BadRecord if is_checked else dict, dict]
 
 
 def test_text_that_is_none_is_one_bad_record() -> None:
