@@ -67,6 +67,10 @@ class FleetClient(CacheClient):
 
         return b"".join([part.data, *self._threads().map(read, bounds)])
 
+    def part(self, bucket: str, key: str, start: int, stop: int, *, version: str | None = None) -> Part:
+        self._look()
+        return self._part(bucket, key, start, stop, version)
+
     def read_many(self, bucket: str, keys: Sequence[str]) -> list[bytes]:
         found: dict[int, bytes] = {}
         for attempt in range(_BATCH_TRIES):
