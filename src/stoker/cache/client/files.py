@@ -7,6 +7,7 @@ ended is fetched in larger and larger parts, so that lines cost few requests.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,7 @@ class _RawObject(io.RawIOBase):
         self.ahead_bytes = ahead_bytes
         self.name = f"stoker://{bucket}/{info.key}"
         self.wanted_stop = 0
-        self._head = head
+        self.head = head
         self._position = 0
         self._fetched_to = len(head)
         self._in_a_row = 0
@@ -121,8 +122,8 @@ class _RawObject(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         start = self._position
-        if start < len(self._head):
-            data = self._head[start : start + len(buffer)]
+        if start < len(self.head):
+            data = self.head[start : start + len(buffer)]
         else:
             self._in_a_row = self._in_a_row + 1 if start == self._fetched_to else 0
             ahead = min(AHEAD_BYTES_MIN << min(self._in_a_row, 16), self.ahead_bytes)
@@ -136,8 +137,8 @@ class _RawObject(io.RawIOBase):
 
     def readall(self) -> bytes:
         start = self._position
-        if len(self._head) == self.info.size_bytes:
-            data = self._head[start:]
+        if len(self.head) == self.info.size_bytes:
+            data = self.head[start:]
         else:
             data = self._fetch(start, self.info.size_bytes)
         self._position += len(data)
@@ -151,6 +152,51 @@ class _RawObject(io.RawIOBase):
             raise ShortBody(f"{self.name}: bytes [{start}, {stop}) came as {len(data)} bytes")
         self._fetched_to = stop
         return data
+
+
+class ThreadsFile(io.BufferedIOBase):
+    """An object for who reads one file in many threads without a lock, as DuckDB does: each has a place of its own."""
+
+    def __init__(self, opened: ObjectFile) -> None:
+        super().__init__()
+        self._opened = opened
+        self._local = threading.local()
+
+    @property
+    def size(self) -> int:
+        """Of the object, in bytes."""
+        return self._opened.size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._mine().tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._mine().seek(offset, whence)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self._mine().read(size)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self._mine().read1(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self._mine().readinto(buffer)
+
+    def _mine(self) -> ObjectFile:
+        if self.closed:
+            raise ValueError("read of closed file")
+        mine: ObjectFile | None = getattr(self._local, "file", None)
+        if mine is None:
+            raw = self._opened.raw
+            mine = ObjectFile(raw.client, raw.bucket, raw.info, raw.head, raw.ahead_bytes)
+            self._local.file = mine
+        return mine
 
 
 class CachedFile(AbstractBufferedFile):  # type: ignore[misc]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import functools
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
 
 from stoker.cache.client.client import ByteRange, CacheClient
 from stoker.cache.client.entries import children, objects
-from stoker.cache.client.files import CachedFile, ObjectFile, open_object
+from stoker.cache.client.files import CachedFile, ObjectFile, ThreadsFile, open_object
 from stoker.cache.client.fleet import open_client
-from stoker.cache.client.read_only import ReadOnlyFileSystem, read_only
+from stoker.cache.client.os_errors import os_error, os_errors, read_only
+from stoker.cache.client.read_only import ReadOnlyFileSystem
 from stoker.errors import AccessDenied, CacheUnavailable, ConfigError, ObjectNotFound, StokerError
 from stoker.settings import cache_settings
 from stoker.wire.cache_api import ObjectInfo
@@ -30,13 +32,23 @@ class StokerFileSystem(ReadOnlyFileSystem):
     Nothing is remembered of lists and objects: the server does that. What is not there is FileNotFoundError, and what a
     token may not read PermissionError, as fsspec expects; all else that fails stays what it is (CacheUnavailable,
     OriginError, …), so that nobody takes it for a file that is not there. Raises ConfigError without an endpoint.
+
+    `threads_apart`: each thread that reads from a file has a place of its own in it, for libraries that move about in
+    one file from many threads without a lock (DuckDB).
     """
 
     protocol = "stoker"
     root_marker = ""
 
-    def __init__(self, endpoint: str | None = None, token: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        token: str | None = None,
+        threads_apart: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self._threads_apart = threads_apart
         settings = cache_settings()
         where = endpoint or settings.endpoint
         if where is None:
@@ -51,7 +63,7 @@ class StokerFileSystem(ReadOnlyFileSystem):
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         bucket, key = _split(path)
-        with _os_errors(path):
+        with os_errors(path):
             if not key:
                 if bucket and bucket not in self._buckets():
                     raise ObjectNotFound(f"there is no bucket {bucket!r}")
@@ -79,7 +91,7 @@ class StokerFileSystem(ReadOnlyFileSystem):
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         bucket, key = _split(path)
-        with _os_errors(path):
+        with os_errors(path):
             if not bucket:
                 entries = [_folder(name) for name in self._buckets()]
             else:
@@ -104,7 +116,7 @@ class StokerFileSystem(ReadOnlyFileSystem):
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
         below = f"{key}/" if key else ""
         try:
-            with _os_errors(path):
+            with os_errors(path):
                 if maxdepth == 1:
                     found = self._children(bucket, below + prefix)
                 else:
@@ -138,7 +150,7 @@ class StokerFileSystem(ReadOnlyFileSystem):
         bucket, key = _split(path)
         if not key:
             raise IsADirectoryError(errno.EISDIR, "this is a bucket", path)
-        with _os_errors(path):
+        with os_errors(path):
             if (start or 0) >= 0 and (end is None or end >= 0):
                 return self._client.read(
                     bucket, key, start or 0, None if end is None else max(start or 0, end)
@@ -209,6 +221,18 @@ class StokerFileSystem(ReadOnlyFileSystem):
         """The version of an object."""
         return str(self.info(path).get("version", path))
 
+    def modified(self, path: str) -> datetime:
+        """When the origin told of the object last, which cannot have changed later: its own time is not known here.
+
+        DuckDB asks for it to see whether a file is still the same.
+        """
+        bucket, key = _split(path)
+        with os_errors(path):
+            found = self._client.known(bucket, key)
+            if found.is_absent:
+                raise ObjectNotFound(f"{path!r} is not there")
+        return datetime.fromtimestamp(int(time.time()) - found.age_s, UTC)
+
     def _open(
         self,
         path: str,
@@ -217,17 +241,18 @@ class StokerFileSystem(ReadOnlyFileSystem):
         cache_options: dict[str, Any] | None = None,
         cache_type: str | None = None,
         **options: Any,
-    ) -> ObjectFile | CachedFile:
+    ) -> ObjectFile | ThreadsFile | CachedFile:
         """`block_size`: how much is read ahead at most. `cache_type`: one of fsspec's caches instead of ours."""
         if mode != "rb":
             raise read_only(path)
         bucket, key = _split(path)
-        with _os_errors(path):
+        with os_errors(path):
             try:
                 if not key:
                     raise ObjectNotFound(f"{path!r} names no object")
                 if cache_type is None:
-                    return open_object(self._client, bucket, key, block_size)
+                    file = open_object(self._client, bucket, key, block_size)
+                    return ThreadsFile(file) if self._threads_apart else file
                 info = self._client.stat(bucket, key)
             except ObjectNotFound as error:
                 if self.info(path)["type"] == "directory":
@@ -253,12 +278,12 @@ class StokerFileSystem(ReadOnlyFileSystem):
             while there := list(islice(numbers, _BATCH_KEYS)):
                 batch = [one for _, one in (wanted[place] for place in there)]
                 if on_error == "raise":
-                    with _os_errors(None):
+                    with os_errors(None):
                         items: Sequence[bytes | StokerError] = read(bucket, batch)
                 else:
                     items = _read_apart(functools.partial(read, bucket), batch)
                 for place, item in zip(there, items, strict=True):
-                    found[place] = _os_error(item, paths[place]) if isinstance(item, StokerError) else item
+                    found[place] = os_error(item, paths[place]) if isinstance(item, StokerError) else item
         return found
 
     def _range(self, path: str, start: int | None, end: int | None) -> tuple[str, ByteRange]:
@@ -314,23 +339,6 @@ def _read_apart(read: Callable[[list[T]], list[bytes]], wanted: list[T]) -> Sequ
             return [error] * len(wanted)
     middle = len(wanted) // 2
     return [*_read_apart(read, wanted[:middle]), *_read_apart(read, wanted[middle:])]
-
-
-def _os_error(error: StokerError, path: str | None) -> Exception:
-    """As fsspec and its friends expect it. No path: the error itself names what it is about."""
-    if isinstance(error, ObjectNotFound):
-        return FileNotFoundError(errno.ENOENT, str(error), path)
-    if isinstance(error, AccessDenied):
-        return PermissionError(errno.EACCES, str(error), path)
-    return error
-
-
-@contextmanager
-def _os_errors(path: str | None) -> Iterator[None]:
-    try:
-        yield
-    except (ObjectNotFound, AccessDenied) as error:
-        raise _os_error(error, path) from error
 
 
 def _kept(on_error: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Any, NoReturn
 
 from fsspec.spec import AbstractFileSystem
+
+from stoker.cache.client.os_errors import read_only
 
 
 class ReadOnlyFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -37,10 +38,3 @@ class ReadOnlyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any
     ) -> NoReturn:
         raise read_only(path2)
-
-
-def read_only(path: object) -> PermissionError:
-    """The error for who wants to write there."""
-    return PermissionError(
-        errno.EROFS, "stoker:// is read only: write to the origin, then `stoker cache refresh`", str(path)
-    )
