@@ -321,3 +321,47 @@ def test_without_an_endpoint_it_is_said_how_to_give_one(monkeypatch: pytest.Monk
     monkeypatch.delenv("STOKER_CACHE_ENDPOINT", raising=False)
     with pytest.raises(ConfigError, match="STOKER_CACHE_ENDPOINT"):
         fsspec.filesystem("stoker", skip_instance_cache=True)
+
+
+def test_files_of_a_fleet_are_read_where_they_are_owned(
+    server: ServerProcess, objects: dict[str, bytes]
+) -> None:
+    """Also when the server that is named first is gone."""
+    fs = fsspec.filesystem("stoker", endpoint=f"http://127.0.0.1:9,{server.url}", token=ALL)
+    with fs.open("b/big") as file:
+        assert file.read(100) == objects["big"][:100]
+        file.seek(4_000_000)
+        assert file.read(1_000_000) == objects["big"][4_000_000:5_000_000]
+    assert fs.cat(["b/small", "b/empty"]) == {"b/small": objects["small"], "b/empty": b""}
+    assert fs.cat_ranges(["b/small", "b/big"], [1, 8_999_000], [5, None]) == [
+        objects["small"][1:5],
+        objects["big"][8_999_000:],
+    ]
+
+
+def test_threads_that_are_apart_move_about_in_one_file(
+    server: ServerProcess, objects: dict[str, bytes]
+) -> None:
+    fs = fsspec.filesystem("stoker", endpoint=server.url, token=ALL, threads_apart=True)
+    wrong: list[int] = []
+    with fs.open("b/big") as file:
+
+        def read(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(100):
+                start = rng.randrange(BIG)
+                file.seek(start)
+                if file.read(1000) != objects["big"][start : start + 1000] or file.tell() != min(
+                    start + 1000, BIG
+                ):
+                    wrong.append(start)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (file.size, file.seekable()) == (BIG, True)
+    assert wrong == []
+    with pytest.raises(ValueError, match="closed"):
+        file.read(1)

@@ -244,6 +244,13 @@ def test_a_prefetch_of_single_keys_tells_which_were_not_there(tmp_path: Path) ->
     assert stoker.prefetch([]).wait(60).objects == 0
 
 
+def test_a_prefetch_asks_another_server_where_the_first_is_gone(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE_ENDPOINT", f"http://127.0.0.1:9, {server.url}")
+    assert stoker.prefetch(["stoker://b/text", "stoker://b/small/"]).wait(60).is_complete
+
+
 def test_a_prefetch_is_waited_for_no_longer_than_asked_and_goes_on(tmp_path: Path) -> None:
     objects = fill(tmp_path / "o", [f"{n}" for n in range(5)], 100_000)
     slow = f"{(tmp_path / 'o').as_uri()}/?stoker_mbps=2"
