@@ -10,6 +10,8 @@
     @stoker.elastic
     def train(state): ...
 
+    with stoker.open("s3://bucket/table.parquet") as file: ...
+
 What needs PyTorch is imported when it is first used.
 """
 
@@ -23,6 +25,8 @@ from stoker.errors import StokerError
 if TYPE_CHECKING:
     from stoker.data.dataset import Dataset
     from stoker.data.loader import Loader
+    from stoker.data.reading import open as open
+    from stoker.data.reading import prefetch, read, read_many
     from stoker.train.context import Context, init
     from stoker.train.elastic import elastic
     from stoker.train.meeting import barrier, sync
@@ -40,6 +44,9 @@ __all__ = [
     "barrier",
     "elastic",
     "init",
+    "prefetch",
+    "read",
+    "read_many",
     "shards",
     "sync",
 ]
@@ -52,12 +59,18 @@ _HOMES = {
     "barrier": "stoker.train.meeting",
     "elastic": "stoker.train.elastic",
     "init": "stoker.train.context",
+    "open": "stoker.data.reading",
+    "prefetch": "stoker.data.reading",
+    "read": "stoker.data.reading",
+    "read_many": "stoker.data.reading",
     "shards": "stoker.train.shards",
     "sync": "stoker.train.meeting",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("stoker.aio")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}")
@@ -65,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOMES, "aio"})  # `open` is not in __all__: it would hide Python's own

@@ -6,6 +6,7 @@ starts, and handed on.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Mapping
@@ -163,17 +164,37 @@ def worker_settings() -> WorkerSettings:
 
 def cache_settings() -> CacheSettings:
     """`STOKER_CACHE_ENDPOINT`, `_TOKEN`, `_DIR` and `_CAPACITY`. Raises ConfigError."""
-    env = os.environ
-    default_dir = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker"
-    text = env.get("STOKER_CACHE_CAPACITY", "20GB")
+    # Asked with each object that is read by its URL: worked out once for the same variables.
+    return _cache_settings(*map(os.environ.get, _CACHE_VARIABLES))
+
+
+_CACHE_VARIABLES = (
+    "STOKER_CACHE_ENDPOINT",
+    "STOKER_CACHE_TOKEN",
+    "STOKER_CACHE_DIR",
+    "STOKER_CACHE_CAPACITY",
+    "XDG_CACHE_HOME",
+    "HOME",
+)
+
+
+@functools.lru_cache(maxsize=8)
+def _cache_settings(
+    endpoint: str | None,
+    token: str | None,
+    directory: str | None,
+    capacity: str | None,
+    caches: str | None,
+    _home: str | None,
+) -> CacheSettings:
     try:
-        capacity_bytes = parse_size_bytes(text)
+        capacity_bytes = parse_size_bytes("20GB" if capacity is None else capacity)
     except ValueError as error:
         raise ConfigError(f"STOKER_CACHE_CAPACITY: {error}") from None
     return CacheSettings(
-        endpoint=env.get("STOKER_CACHE_ENDPOINT"),
-        token=env.get("STOKER_CACHE_TOKEN"),
-        directory=Path(env.get("STOKER_CACHE_DIR") or default_dir),
+        endpoint=endpoint,
+        token=token,
+        directory=Path(directory or Path(caches or Path.home() / ".cache") / "stoker"),
         capacity_bytes=capacity_bytes,
     )
 

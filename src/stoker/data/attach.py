@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from stoker.base.ids import new_token
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import open_client
+from stoker.cache.client.servers import Servers
 from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import CacheSettings, cache_settings
@@ -40,26 +41,99 @@ def attach(url: str, settings: CacheSettings | None = None) -> Served:
     if parts.scheme == "stoker":
         if not parts.netloc:
             raise ConfigError(f"{url!r} names no bucket: write stoker://BUCKET/PREFIX")
-        if known.endpoint is None:
-            raise ConfigError(
-                f"{url!r} needs a cache server and none is known: start the script with `stoker run --bucket "
-                f"{parts.netloc}=ORIGIN_URL`, or set STOKER_CACHE_ENDPOINT to one started with `stoker cache serve`"
-            )
-        return Served(_client(known.endpoint, known.token), parts.netloc, parts.path.lstrip("/"))
+        _check_known(url, parts.netloc, known)
+        return Served(_client(*_server(known)), parts.netloc, parts.path.lstrip("/"))
     if not parts.scheme:
-        url = f"file://{os.path.abspath(url)}{'/' if url.endswith('/') else ''}"
+        url = _file_url(url)
         parts = urlsplit(url)
     prefix = ""
     if parts.scheme == "file" and not parts.netloc and os.path.isfile(unquote(parts.path)):
         folder, _, prefix = unquote(parts.path).rpartition("/")
         url = urlunsplit(parts._replace(path=f"{quote(folder)}/"))
     bucket = "origin-" + hashlib.sha256(url.encode()).hexdigest()[:16]
-    if known.endpoint is not None:
-        client = _client(known.endpoint, known.token)
-    else:
-        client = _own_cache(known)
+    client = _client(*_server(known))
     client.add_bucket(bucket, url)
     return Served(client, bucket, prefix)
+
+
+class Place(NamedTuple):
+    """A bucket, and the name of something in it: a key, or a folder, which ends with a slash."""
+
+    client: CacheClient
+    bucket: str
+    key: str
+
+
+def attach_object(url: str) -> Place:
+    """Find the cache for the URL of one object: `stoker://bucket/key`, an origin's, or a path of a local file.
+
+    All objects of one storage bucket (`s3://bucket/…`) or one host (`https://host/…`) are one bucket of the cache, and
+    so are the files of one local folder. Raises ConfigError.
+    """
+    known = cache_settings()
+    if url.startswith("stoker://"):
+        bucket, _, key = url.removeprefix("stoker://").partition("/")
+        if not bucket:
+            raise ConfigError(f"{url!r} names no bucket: write stoker://BUCKET/KEY")
+        _check_known(url, bucket, known)
+        return Place(_client(*_server(known)), bucket, key)
+    root, key = _root_and_key(url)
+    return Place(*_attached(root, known)[:2], key)
+
+
+def attach_folder(url: str) -> Served:
+    """As `attach`, of a folder whether its URL ends with a slash or not; what was attached before costs nothing."""
+    if "://" not in url:
+        return _attached(_file_url(f"{url}/"), cache_settings())
+    address, mark, query = url.partition("?")
+    return _attached(f"{address.rstrip('/')}/{mark}{query}", cache_settings())
+
+
+def open_servers(timeout_s: float = 30.0) -> Servers:
+    """The cache that all URLs are read through, for questions that may take long."""
+    endpoint, token = _server(cache_settings())
+    return Servers(endpoint, token, timeout_s=timeout_s)
+
+
+def _root_and_key(url: str) -> tuple[str, str]:
+    scheme, separator, rest = url.partition("://")
+    if "::" in scheme or "::" in rest:
+        raise ConfigError(
+            f"{url!r} leads through several file systems: give the folder as `base`, and keys below it"
+        )
+    if not separator:
+        url, (scheme, _, rest) = _file_url(url), _file_url(url).partition("://")
+    address, mark, query = rest.partition("?")
+    if scheme == "file":
+        folder, _, name = address.rpartition("/")
+        # A folder is a bucket by itself: what is wanted of it is everything.
+        return f"file://{folder}/{mark}{query}", unquote(name)
+    host, _, key = address.partition("/")
+    if not host:
+        raise ConfigError(f"{url!r} names no bucket and no host: write {scheme}://NAME/KEY")
+    return f"{scheme}://{host}{mark}{query}", unquote(key) if scheme in ("http", "https") else key
+
+
+def _file_url(path: str) -> str:
+    return f"file://{quote(os.path.abspath(path))}{'/' if path.endswith('/') else ''}"
+
+
+def _check_known(url: str, bucket: str, known: CacheSettings) -> None:
+    if known.endpoint is None:
+        raise ConfigError(
+            f"{url!r} needs a cache server and none is known: start the script with `stoker run --bucket "
+            f"{bucket}=ORIGIN_URL`, or set STOKER_CACHE_ENDPOINT to one started with `stoker cache serve`"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _attached(url: str, known: CacheSettings) -> Served:
+    return attach(url, known)
+
+
+def _server(known: CacheSettings) -> tuple[str, str | None]:
+    """Where the cache is, and its token."""
+    return _own_cache(known) if known.endpoint is None else (known.endpoint, known.token)
 
 
 @functools.cache
@@ -68,7 +142,7 @@ def _client(endpoint: str, token: str | None) -> CacheClient:
 
 
 @functools.cache
-def _own_cache(settings: CacheSettings) -> CacheClient:
+def _own_cache(settings: CacheSettings) -> tuple[str, str]:
     """Start this process's cache; a folder that another process uses is left to it."""
     token = new_token()
     cache = EmbeddedCache(settings.directory, capacity_bytes=settings.capacity_bytes, token=token)
@@ -80,4 +154,4 @@ def _own_cache(settings: CacheSettings) -> CacheClient:
         endpoint = cache.start()
     owner = os.getpid()
     atexit.register(lambda: cache.stop() if os.getpid() == owner else None)
-    return CacheClient(endpoint.unix_url, token)
+    return endpoint.unix_url, token

@@ -79,6 +79,10 @@ class FleetClient(CacheClient):
 
         return b"".join([part.data, *self._threads().map(read, bounds)])
 
+    def part(self, bucket: str, key: str, start: int, stop: int, *, version: str | None = None) -> Part:
+        self._look()
+        return self._part(bucket, key, start, stop, version)
+
     def _items(self, bucket: str, asked: Asked, *, is_raising: bool, views: bool) -> list[Item]:
         if not isinstance(asked, Parts):
             items = self._gather(bucket, asked, [(asked.key(i), 0) for i in range(len(asked))], views=views)

@@ -24,7 +24,8 @@ class SlowAnswer(CacheUnavailable):
 
 
 class Servers:
-    """Asks one server of a fleet after the other until one answers; for many threads at once.
+    """Asks one server of a fleet after the other until one answers; for many threads at once. `endpoint` names one or
+    more of them, with commas in between.
 
     `timeout_s` is the longest silence of a server. When none answers, all are asked again, after longer and longer
     waits, for `patience_s`. What is asked must do no harm when it is done twice.
@@ -36,7 +37,7 @@ class Servers:
         self._token = token
         self._timeout_s = timeout_s
         self._patience_s = patience_s
-        self._urls = [endpoint]
+        self._urls = [part.strip() for part in endpoint.split(",") if part.strip()]
         self._clients: dict[tuple[str, float], CacheClient] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
