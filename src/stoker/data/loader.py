@@ -99,7 +99,7 @@ class Loader:
     def retune(self, *, num_workers: int) -> None:
         """From the next batch on, load with so many processes. Nothing is read twice or lost."""
         self._end_pass()
-        self.close()
+        self._finalizer()
         self._use(num_workers)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Loader:
     def _use(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self._source: Source = self._new_source(num_workers=num_workers)
-        weakref.finalize(self, self._source.close)
+        self._finalizer = weakref.finalize(self, self._source.close)
 
     def _batches(self, source: Source, epoch: int) -> Iterator[Any]:
         live, records = self._session, len(self.dataset)

@@ -1,10 +1,10 @@
 """Memory that a loader process shares with the training process, so that a batch crosses without being copied.
 
 Each loader process has one file of its own, without a name (memfd: it takes no room in /dev/shm, and nothing is left
-behind). It begins with a page of marks: the number of the pass that is wanted, and for each slot whether the training process
-uses it. A slot holds one tensor. The loader process alone makes slots and takes free ones; the training process alone
-frees them, when the last tensor that lies there is gone. So there is nothing to lock, and memory is used again while
-it is warm: fresh pages for each batch cost more than reading it.
+behind). It begins with a page of marks: the number of the pass that is wanted, and for each slot whether the training
+process uses it. A slot holds one tensor. The loader process alone makes slots and takes free ones; the training process
+alone frees them, when the last tensor that lies there is gone. So there is nothing to lock, and memory is used again
+while it is warm: fresh pages for each batch cost more than reading it.
 """
 
 from __future__ import annotations

@@ -137,6 +137,7 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is torch.Tensor:
+            thing = thing.resolve_conj().resolve_neg()  # torch forgets these on the way
             placed = self._batch.place(thing)
             if placed is not None:
                 return _tensor_at, placed

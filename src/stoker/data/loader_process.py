@@ -24,7 +24,7 @@ from stoker.data.loader_arena import ArenaFile, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collate, Collator
 from stoker.data.loader_plan import Pass, Plan
 from stoker.data.loader_spent import Spent, spent
-from stoker.errors import StokerError
+from stoker.errors import BadRecord, StokerError
 
 
 class Records(Protocol):
@@ -92,6 +92,8 @@ def fetch(dataset: Records, records: list[int], collate: Callable[[list[Any]], A
     several = getattr(dataset, "__getitems__", None)
     samples = several(records) if several is not None else [dataset[record] for record in records]
     read = time.perf_counter()
+    if not samples:
+        raise BadRecord(f"none of the {len(records)} records of a step can be used: {str(records)[:200]}")
     batch = collate(samples)
     done = time.perf_counter()
     return batch, Times(began, read, done, Spent(meter.reading_s - before))

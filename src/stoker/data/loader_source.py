@@ -119,7 +119,7 @@ def pinning(wanted: bool) -> Pin | None:
     """
     if not wanted or not torch.accelerator.is_available():
         return None
-    return pin_memory  # type: ignore[no-any-return]
+    return pin_memory
 
 
 def new_source(
