@@ -175,6 +175,32 @@ def test_two_loops_at_once_are_refused(loaders: list[Loader]) -> None:
         next(batches)
 
 
+def test_a_loop_that_counts_its_batches_goes_on_to_the_next_epoch() -> None:
+    """As frameworks loop: they do not ask for a batch after the last."""
+    loader = Loader(Rows(12), global_batch_size=4, shuffle=True)
+    for epoch in range(3):
+        batches = iter(loader)
+        read = [number for _ in range(len(loader)) for number in numbers(next(batches))]
+        assert sorted(read) == list(range(12))
+        assert (loader.epoch, loader.cursor) == (epoch, 12)
+    at_end = loader.state_dict()
+    loader.load_state_dict(at_end)
+    assert list(loader) == []
+    loader.load_state_dict(at_end)
+    loader.sampler.set_epoch(3)
+    assert len(list(loader)) == 3
+
+
+def test_an_epoch_that_is_set_keeps_the_position_in_it() -> None:
+    loader = Loader(Rows(12), global_batch_size=4)
+    numbers(next(iter(loader)))
+    loader.set_epoch(0)
+    assert [numbers(batch)[0] for batch in loader] == [4, 8]
+    loader.set_epoch(7)
+    assert [numbers(batch)[0] for batch in loader] == [0, 4, 8]
+    assert (loader.epoch, loader.cursor) == (8, 0)
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

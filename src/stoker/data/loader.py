@@ -32,7 +32,8 @@ class Loader:
     when scripts make them in varying order.
 
     One `for` loop is one epoch, from wherever the last commit left it. The position (epoch and cursor) belongs
-    to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on.
+    to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on; who
+    counts epochs itself, as frameworks do, says with `set_epoch` which one is next.
     Without Stoker's runtime, the world is that of torch.distributed where that is set up, else this process alone.
 
     A batch from a loader process lies in memory that is used again once the last of its tensors is gone.
@@ -71,6 +72,8 @@ class Loader:
         self.plan: Plan | None = None
         """Of the pass under way: all steps to come, with their records."""
         self._pass = 0
+        self._is_restored = False
+        """Since the last loop: then the script still has to end the epoch that the position is in."""
         self._session = session()
         self._new_source = functools.partial(
             new_source,
@@ -96,6 +99,17 @@ class Loader:
         """Records of a step on this rank, at most: what frameworks ask for under this name."""
         return math.ceil(self.global_batch_size / world_of(self._session)[1])
 
+    @property
+    def sampler(self) -> Self:
+        """Whom frameworks tell of epochs."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop is this epoch: from its beginning, or from the position if that is in it."""
+        if epoch != self.epoch:
+            self.epoch, self.cursor, self._is_restored = epoch, 0, False
+            self._end_pass()
+
     def retune(self, *, num_workers: int) -> None:
         """From the next batch on, load with so many processes. Nothing is read twice or lost."""
         self._end_pass()
@@ -116,6 +130,10 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, from the position; goes on at it with other processes where `retune` came in between."""
+        if self.cursor >= len(self.dataset) and not self._is_restored:
+            # The loop before took all batches and did not ask whether there was another.
+            self.epoch, self.cursor = self.epoch + 1, 0
+        self._is_restored = False
         epoch, source = self.epoch, None
         while source is not self._source:
             source = self._source
@@ -189,6 +207,7 @@ class Loader:
                 f"(fingerprint {self._fingerprint}, expected {state['data']}): restore the dataset, or start a new run"
             )
         self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
+        self._is_restored = True
         self._end_pass()
 
     def _end_pass(self) -> int:
