@@ -4,6 +4,7 @@
     ├── ConfigError                 a flag, setting, URL or file says something that cannot be
     ├── EnvironmentProblem          the machine refuses: port in use, disk full, missing program
     │   ├── JournalUnavailable      the journal cannot be written or read now
+    │   ├── LoaderWorkerLost        a process of a loader was killed or has ended
     │   ├── JournalHeld             another live master has this journal
     │   └── JournalDamaged          what is kept there is not a journal that this version can read
     ├── WireError                   a message that breaks the protocol or comes from another version
@@ -57,6 +58,10 @@ class EnvironmentProblem(StokerError):
     """The machine refuses: a port in use, a full disk, a missing program."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class LoaderWorkerLost(EnvironmentProblem):
+    """A process of a loader was killed or has ended. The loader's next loop starts others."""
 
 
 class JournalUnavailable(EnvironmentProblem):

@@ -30,6 +30,22 @@ def test_alone(tmp_path: Path, name: str) -> None:
     assert "epoch 3: loss" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["04-lightning.py", "05-hugging-face-trainer.py"])
+def test_frameworks_read_every_record_once_an_epoch(tmp_path: Path, name: str) -> None:
+    """Also where a run is taken up again in the middle of an epoch."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=tmp_path,
+        env={**os.environ, "STOKER_CACHE_DIR": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "each read {3} times in 3 epochs" in done.stdout
+
+
 def test_elastic(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--nproc-per-node", "2", str(EXAMPLES / "01-train-alone.py"))
     assert done.code == 0, done.text

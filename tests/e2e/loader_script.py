@@ -1,0 +1,94 @@
+"""A loop over a loader that ends, or is ended, in one way or another: `loader_script.py HOW METHOD WORKERS [URL]`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import stoker
+
+RECORDS = 200
+
+
+class Slow:
+    """Each record takes its time, and notes which process reads."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, record: int) -> Any:
+        time.sleep(self.seconds)
+        return np.full(20_000, record)
+
+
+def rows(data: bytes) -> Any:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def churn(stop: threading.Event) -> None:
+    """A thread that allocates and prints nothing: it holds locks when the process forks."""
+    while not stop.is_set():
+        _ = [bytearray(1000) for _ in range(100)]
+
+
+def read(how: str, method: str, workers: int, url: str) -> None:
+    """By a client that this process has used before, beside threads."""
+    data = stoker.Dataset(url, decode=rows)
+    first = data[0]
+    stop = threading.Event()
+    threads = [threading.Thread(target=churn, args=(stop,), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        loader = stoker.Loader(
+            data, global_batch_size=16, num_workers=workers, multiprocessing_context=method
+        )
+        batches = list(loader)
+        assert sum(len(batch) for batch in batches) == len(data)
+        assert bool((batches[0][0].numpy() == first).all())
+        if how == "close":
+            loader.close()
+    stop.set()
+    print(loader.stats)
+    print("read all")
+
+
+def main() -> None:
+    how, method, workers, url = sys.argv[1], sys.argv[2], int(sys.argv[3]), (sys.argv[4:] or [""])[0]
+    if url:
+        read(how, method, workers, url)
+        return
+    loader = stoker.Loader(
+        Slow(0.02), global_batch_size=4, num_workers=workers, multiprocessing_context=method
+    )
+    for step, _ in enumerate(loader):
+        if step == 1:
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+            if how == "exit":
+                sys.exit(3)
+            if how == "raise":
+                raise LookupError("in the loop")
+            if how == "fall off":
+                break
+            if how == "hard exit":
+                os._exit(4)
+            if how == "keep":
+                global kept
+                kept = iter(loader)
+                next(kept)
+                return
+    Path("finished").touch()
+
+
+if __name__ == "__main__":
+    main()
