@@ -155,7 +155,7 @@ def _command(side: str, setting: Setting, folder: Path) -> Iterator[tuple[list[s
         "record_bytes": RECORD_BYTES,
         "records_per_shard": RECORDS_PER_SHARD,
     }
-    asked |= {"batch": BATCH, "workers": setting.workers, "epochs": 1 + WARM_EPOCHS}
+    asked |= {"batch": BATCH, "workers": setting.workers, "epochs": 1 + WARM_EPOCHS, "servers": []}
     library, _, layout = side.partition(" ")
     if library != "stoker":
         script = str(SCRIPTS / "peer_reader.py")
@@ -165,6 +165,7 @@ def _command(side: str, setting: Setting, folder: Path) -> Iterator[tuple[list[s
     with EmbeddedCache(folder, 20 * 10**9, buckets, TOKEN) as cache:
         assert cache.endpoint is not None
         known = {"STOKER_CACHE_ENDPOINT": cache.endpoint.unix_url, "STOKER_CACHE_TOKEN": TOKEN}
+        asked["servers"] = [cache.endpoint.pid]
         command = [sys.executable, str(SCRIPTS / "stoker_reader.py"), layout, json.dumps(asked)]
         yield command, os.environ | known
 
@@ -173,6 +174,7 @@ def _figures(side: str, runs: list[Run], records: int) -> dict[str, object]:
     size_bytes = records * RECORD_BYTES
     cold = [run.cold for run in runs]
     warm = [epoch for run in runs for epoch in run.warm]
+    cpu_ms = [1e3 * _median(some, "cpu_s") / records for some in (cold, warm)]
     return {
         f"{side}: cold, records/s": round(records / _median(cold, "took_s")),
         f"{side}: warm, records/s": round(records / _median(warm, "took_s")),
@@ -180,6 +182,7 @@ def _figures(side: str, runs: list[Run], records: int) -> dict[str, object]:
         f"{side}: origin bytes of the dataset's, cold": _median(cold, "body_bytes") / size_bytes,
         f"{side}: origin bytes of the dataset's, warm": _median(warm, "body_bytes") / size_bytes,
         f"{side}: origin requests, cold": _median(cold, "requests"),
+        f"{side}: CPU ms a record, cold and warm": f"{cpu_ms[0]:.2f}, {cpu_ms[1]:.2f}",
         f"{side}: processors busy, cold and warm": f"{_median(cold, 'busy'):.2f}, {_median(warm, 'busy'):.2f}",
     }
 

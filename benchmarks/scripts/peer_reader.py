@@ -23,7 +23,7 @@ class Objects(Dataset[bytes]):
 
     def __init__(self, asked: Asked, cache_folder: str | None) -> None:
         self._prefix = f"{asked.bucket}/objects/"
-        self._target = {"endpoint_url": asked.url}
+        self._target = {"endpoint_url": asked.url, "config_kwargs": {"max_pool_connections": asked.batch}}
         self._cache_folder = cache_folder
         self._opened: dict[int, tuple[Any, list[str]]] = {}
 
