@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from stoker.data.attach import Served
 from stoker.data.corrupt import REASONS_MAX, Corrupt, Tally
 from stoker.data.formats.choose import AUTO, Format, choose, make_format
 from stoker.data.formats.port import Reads, Records
@@ -100,6 +101,11 @@ class Dataset:
     def records(self) -> Records:
         """The records as the format gives them."""
         return self._records if self._records is not None else self._opened()
+
+    @property
+    def served(self) -> Served:
+        """The cache that it is read through, and its bucket there."""
+        return self._source.served
 
     @property
     def fingerprint(self) -> str:

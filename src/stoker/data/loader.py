@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from stoker.data.announcer import Announcer
+from stoker.data.dataset import Dataset
 from stoker.data.loader_batch import Collate, size_of
 from stoker.data.loader_plan import Pass, Plan
 from stoker.data.loader_process import Records
@@ -29,7 +31,8 @@ class Loader:
     the batch to keep in step, with weight zero. `num_workers`: processes that read and decode ahead, `prefetch_factor`
     steps each; 0 reads in this process. `pin_memory`: batches come in pinned memory, where there is an accelerator.
     `multiprocessing_context`: how processes are started (`fork`, `spawn`, `forkserver`). `name`: tells loaders apart
-    when scripts make them in varying order.
+    when scripts make them in varying order. `announce`: tell the cache which records come next, so that it fetches them
+    ahead and keeps what is read again soonest; only for a `stoker.Dataset`.
 
     One `for` loop is one epoch, from wherever the last commit left it. The position (epoch and cursor) belongs
     to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on; who
@@ -55,6 +58,7 @@ class Loader:
         prefetch_factor: int = 2,
         multiprocessing_context: str | None = None,
         name: str | None = None,
+        announce: bool = True,
     ) -> None:
         if global_batch_size < 1:
             raise ConfigError(f"global_batch_size must be at least 1, got {global_batch_size}")
@@ -87,6 +91,8 @@ class Loader:
         """Processes that read and decode ahead."""
         self._use(num_workers)
         self.name = self._session.register(self, name)
+        self._announcer: Announcer | None = None
+        self._announces = announce and isinstance(dataset, Dataset)
         self.stats = LoaderStats(self.name, num_workers)
         """How long loops waited for data, and what for."""
 
@@ -119,6 +125,9 @@ class Loader:
     def close(self) -> None:
         """End the loader's processes. A next loop starts new ones and goes on from the position."""
         self._source.close()
+        if self._announcer is not None:
+            self._announcer.close()
+            self._announcer = None
 
     def __enter__(self) -> Self:
         return self
@@ -151,8 +160,11 @@ class Loader:
         number = self._end_pass()
         plan = self.plan = self._planned(number, epoch, records)
         began = time.perf_counter()
-        # Whoever wants to know which records come next (a cache that fetches ahead) is told of `plan` here.
         source.begin(plan.of)
+        if self._announcer is None:
+            self._announcer = self._new_announcer()
+        if self._announcer is not None:
+            self._announcer.follow(plan.of)
         for step in range(plan.steps):
             live.check()
             if self._pass != number:
@@ -163,6 +175,8 @@ class Loader:
             done = source.take(step)
             now = time.perf_counter()
             live.waited_s += now - waiting
+            if self._announcer is not None:
+                self._announcer.read(step)
             share = plan.share(step)
             self.stats.note(waiting, now, done.times, share.records, size_of(done.batch))
             self.stats.ran(now - began, self.num_workers)
@@ -178,6 +192,15 @@ class Loader:
             del batch
             if source is not self._source:
                 return
+
+    def _new_announcer(self) -> Announcer | None:
+        """Where the dataset is read through a cache."""
+        if not self._announces:
+            return None
+        dataset: Dataset = self.dataset  # type: ignore[assignment]
+        client, bucket = dataset.served[:2]
+        group = f"{self.name}/{self._fingerprint}"
+        return Announcer(dataset.records, client, bucket, self.name, group)
 
     def _planned(self, number: int, epoch: int, records: int) -> Plan:
         rank, world_size = world_of(self._session)

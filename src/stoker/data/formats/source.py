@@ -55,6 +55,10 @@ class Source:
         return self._cache if self._cache is not None else cache_settings()
 
     @property
+    def served(self) -> Served:
+        return self._attached()
+
+    @property
     def client(self) -> CacheClient:
         return self._attached().client
 

@@ -1,0 +1,186 @@
+"""Tells a cache what a loader is going to read, so that it is there when it is read, and kept if it is read again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.cache.client import orders
+from stoker.cache.client.client import CacheClient
+from stoker.data.coming_reads import ComingRecords
+from stoker.data.formats.port import Reads, Records
+from stoker.data.loader_plan import Pass
+from stoker.errors import CacheUnavailable, StokerError
+from stoker.settings import worker_settings
+from stoker.wire.cache_orders import ORDER_KEYS_MAX, ORDER_READS_MAX, Announced, Announcement
+
+log = logging.getLogger("stoker.data")
+
+PASSES_AHEAD = 2
+"""Epochs that are told of: what the next one reads is worth keeping while this one is read."""
+READS_AHEAD_MAX = 4_000_000
+EVERY_S = 0.02
+"""So often at most the cache is told how far the loader has come."""
+RENEWED_S = 10.0
+LEASE_S = 60.0
+RETRY_S = 5.0
+
+
+class Announcer:
+    """For one loader of one process. Its thread ends with the loader, with the process, or when the cache says that it
+    takes no announcements; whatever fails here costs speed, and nothing else."""
+
+    def __init__(self, records: Records, client: CacheClient, bucket: str, name: str, group: str) -> None:
+        self._records = records
+        self._client = client
+        self._bucket = bucket
+        self._stream = f"{os.uname().nodename}/{worker_settings().worker}/{os.getpid()}/{name}"
+        self._group = group
+        self._catalog = f"{records.fingerprint}/{bucket}"
+        self._owner = os.getpid()
+        self._news = threading.Event()
+        self._lock = threading.Lock()
+        self._coming: ComingRecords | None = None
+        self._plan = 0
+        self._cursor = 0
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self.told: Announced | None = None
+        """What the cache said last."""
+
+    def follow(self, of: Pass) -> None:
+        """A pass begins."""
+        with self._lock:
+            if self._coming is not None and self._coming.goes_on_with(of):
+                self._coming.go_on()
+            else:
+                self._coming = ComingRecords(of)
+                # Also higher than that of an announcer of this name in a process before.
+                self._plan = max(self._plan + 1, int(time.time() * 1e3))
+            self._cursor = self._coming.start
+        self._news.set()
+        if self._thread is None and not self._is_closed:
+            self._thread = threading.Thread(
+                target=_run, args=(weakref.ref(self), self._news), name="stoker-announcer", daemon=True
+            )
+            self._thread.start()
+
+    def read(self, step: int) -> None:
+        """The steps of the pass up to this one were read."""
+        with self._lock:
+            if self._coming is not None:
+                self._cursor = self._coming.read_by(step + 1)
+        self._news.set()
+
+    def close(self) -> None:
+        """Nothing more is read. The cache forgets by itself what it cannot be told of."""
+        self._is_closed = True
+        self._news.set()
+        if self._thread is not None and self._owner == os.getpid():
+            self._thread.join(EVERY_S * 50)
+
+    def step(self, known: Announced | None) -> tuple[Announced | None, bool]:
+        """Tell the cache the next part of what it does not know; what it knows then, and whether there is more to tell.
+        Raises what the cache says."""
+        with self._lock:
+            if self._coming is None:
+                return known, False
+            if known is not None and known.plan == self._plan and known.stop < self._coming.start:
+                self._begin_anew()
+            coming, plan, cursor = self._coming, self._plan, self._cursor
+            while coming.passes < PASSES_AHEAD and coming.stop - cursor < READS_AHEAD_MAX:
+                coming.add()
+            said = self._message(coming, plan, cursor, known)
+            stop = coming.stop
+        if said is None:
+            return known, False
+        told = self.told = orders.announce(self._client, self._bucket, said)
+        is_all = told.plan == plan and told.stop >= stop
+        is_stuck = known is not None and not is_all and (told.keys, told.stop) == (known.keys, known.stop)
+        return told, not is_all and not is_stuck
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def withdraw(self) -> None:
+        """Have the cache forget it now. Raises what the cache says."""
+        orders.withdraw(self._client, self._bucket, self._stream)
+
+    def _begin_anew(self) -> None:
+        """The cache has forgotten what was read in passes before: positions are counted from this one on."""
+        assert self._coming is not None
+        self._cursor -= self._coming.start
+        self._coming = ComingRecords(self._coming.of)
+        self._plan += 1
+
+    def _message(
+        self, coming: ComingRecords, plan: int, cursor: int, known: Announced | None
+    ) -> Announcement | None:
+        """None if the records are not read through the cache."""
+        start = known.stop if known is not None and known.plan == plan else 0
+        common: dict[str, Any] = {
+            "stream": self._stream, "plan": plan, "group": self._group, "catalog": self._catalog,
+            "cursor": cursor, "lease_s": LEASE_S,
+        }  # fmt: skip
+        if start >= coming.stop:
+            return Announcement(**common)
+        chunk = coming.chunk(start, ORDER_READS_MAX)
+        reads = self._records.reads(chunk.records)
+        if reads is None:
+            self._is_closed = True
+            return None
+        keys = 0 if known is None else known.keys
+        if keys < len(reads.keys):
+            some = [reads.keys[i] for i in range(keys, min(len(reads.keys), keys + ORDER_KEYS_MAX))]
+            common |= {"first_key": keys, "keys": some}
+            if keys + len(some) < len(reads.keys):
+                return Announcement(**common)
+        return Announcement(
+            start=start,
+            reads=reads.objects.astype("<u4").tobytes(),
+            spans=_spans(reads, self._records),
+            round=chunk.epoch,
+            **common,
+        )
+
+
+def _spans(reads: Reads, records: Sequence[Any] | Records) -> bytes:
+    """Nothing where each object is one record."""
+    if len(reads.keys) == len(records):
+        return b""
+    return np.stack([reads.starts, np.maximum(reads.starts, reads.stops)], axis=1).astype("<u8").tobytes()
+
+
+def _run(ref: weakref.ref[Announcer], news: threading.Event) -> None:
+    """The announcer's thread, which does not keep it alive."""
+    known: Announced | None = None
+    has_more, wait_s, has_warned = False, RENEWED_S, False
+    while True:
+        if not has_more:
+            news.wait(wait_s)
+            news.clear()
+        announcer = ref()
+        if announcer is None:
+            return
+        try:
+            if announcer.is_closed:
+                announcer.withdraw()
+                return
+            known, has_more = announcer.step(known)
+            wait_s = RENEWED_S
+        except CacheUnavailable:
+            known, has_more, wait_s = None, False, RETRY_S
+        except StokerError as error:
+            if not has_warned:
+                log.warning("the cache is not told of the reads to come, which costs only speed: %s", error)
+            return
+        del announcer
+        time.sleep(EVERY_S)
