@@ -54,6 +54,7 @@ PURE = [
     "train/member.py",
     "data/order.py",
     "data/audit.py",
+    "data/loader_plan.py",
     "cache/layout.py",
     "cache/flight.py",
     "cache/room.py",
