@@ -2,7 +2,7 @@
 
     python examples/04-lightning.py
 
-The loader's position is part of Lightning's checkpoints. Nothing needs to be told not to shard the loader again: that is
+The loader's position is part of Lightning's checkpoints. Nothing must be told not to shard the loader again: that is
 only done to PyTorch's own DataLoader. With several processes the world is that of torch.distributed.
 """
 

@@ -2,9 +2,9 @@
 
     python examples/05-hugging-face-trainer.py
 
-`Trainer` would wrap a DataLoader so that each process gets a part of it. A loader of Stoker's divides batches itself, so it is
-given as it is, by `get_train_dataloader`. Its position is saved beside the model and put back by a callback; `ignore_data_skip`
-keeps `Trainer` from reading again, only to throw it away, what was read before.
+`Trainer` would wrap a DataLoader so that each process gets a part of it. A loader of Stoker's divides batches itself
+and is given as it is, by `get_train_dataloader`. Its position is saved beside the model and put back by a callback;
+`ignore_data_skip` keeps `Trainer` from reading again, only to throw it away, what was read before.
 """
 
 import json

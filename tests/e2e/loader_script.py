@@ -49,7 +49,7 @@ def read(how: str, method: str, workers: int, url: str) -> None:
     threads = [threading.Thread(target=churn, args=(stop,), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(3):
+    for _ in range(1 if workers > 8 else 3):
         loader = stoker.Loader(
             data, global_batch_size=16, num_workers=workers, multiprocessing_context=method
         )

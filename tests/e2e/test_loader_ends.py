@@ -15,7 +15,8 @@ from tests.e2e.cache_helpers import fill, served
 
 pytestmark = pytest.mark.real
 SCRIPT = Path(__file__).with_name("loader_script.py")
-HANG_S = 120
+HANG_S = 250
+"""Sixteen processes that import PyTorch, beside much else, take their time."""
 
 
 def start(folder: Path, *arguments: str, endpoint: str = "") -> subprocess.Popen[str]:
