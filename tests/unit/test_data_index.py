@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data.corrupt import REASONS_MAX, Tally
@@ -41,6 +41,7 @@ def index_of(objects: int, records: int) -> RecordIndex:
 
 
 @given(TEXTS)
+@settings(deadline=None)
 def test_a_table_of_texts_is_a_sequence(texts: list[str]) -> None:
     table = StringTable.of(texts)
     assert list(table) == texts
@@ -110,6 +111,7 @@ def test_an_index_has_the_name_of_what_it_was_made_of(part: str) -> None:
 
 
 @given(st.integers(0, 400), st.integers(0, 255))
+@settings(deadline=None)
 def test_a_file_of_columns_with_a_wrong_byte(
     tmp_path_factory: pytest.TempPathFactory, place: int, byte: int
 ) -> None:
