@@ -25,7 +25,7 @@
     │       └── ShortBody           the origin sent another number of bytes than it announced
     └── DataError
         ├── EmptyDataset            no records under the URL
-        ├── BadRecord               `decode` rejected a record
+        ├── BadRecord               a record is damaged, or `decode` rejected it
         └── DatasetChanged          the set of records is not the one the run started with
 
 Each class has an `exit_code`: what the command line exits with when the error ends it.
@@ -163,8 +163,8 @@ class EmptyDataset(DataError):
 
 
 class BadRecord(DataError):
-    """`decode` rejected a record; the message names the record and the reason."""
+    """A record is damaged, or `decode` rejected it; the message names the record and the reason."""
 
 
 class DatasetChanged(DataError):
-    """The set of records is not the one that the run started with."""
+    """The set of records, or what is in them, is not what the run started with."""

@@ -43,6 +43,7 @@ def own_tar(files: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 @given(BODIES, AHEADS)
+@settings(deadline=None)
 def test_tfrecord_there_and_back(bodies: list[bytes], ahead: int) -> None:
     records, _, wrong = look_through(tfrecord.scan, b"".join(map(tfrecord.framed, bodies)), ahead)
     assert wrong is None
@@ -57,6 +58,7 @@ def test_tfrecord_as_tensorflow_writes_it() -> None:
 
 
 @given(st.lists(st.one_of(WITH_MAGIC, st.binary(max_size=100)), max_size=8), AHEADS)
+@settings(deadline=None)
 def test_recordio_there_and_back(bodies: list[bytes], ahead: int) -> None:
     records, _, wrong = look_through(recordio.scan, b"".join(map(recordio.framed, bodies)), ahead)
     assert wrong is None
@@ -167,6 +169,7 @@ LINES = st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8")
 
 
 @given(LINES, AHEADS, st.booleans(), st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.booleans())
+@settings(deadline=None)
 def test_lines(
     texts: list[str], ahead: int, has_end: bool, end: bytes, has_mark: bool, keeps_empty: bool
 ) -> None:
@@ -189,7 +192,7 @@ FIELDS = st.lists(
 
 
 @given(FIELDS, AHEADS, st.sampled_from([",", ";", "\t"]), st.sampled_from(["\n", "\r\n"]), st.booleans())
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 def test_csv_against_pythons(
     rows: list[list[str]], ahead: int, delimiter: str, end: str, quotes_all: bool
 ) -> None:
@@ -206,7 +209,7 @@ def test_csv_against_pythons(
 
 
 @given(st.text(st.sampled_from('ab",\n'), max_size=30), AHEADS)
-@settings(max_examples=500)
+@settings(deadline=None, max_examples=500)
 def test_csv_of_any_text_against_pythons(text: str, ahead: int) -> None:
     dialect = csv.Dialect()
     found, _, wrong = look_through(partial(csv.scan, dialect=dialect, has_header=False), text.encode(), ahead)
@@ -242,6 +245,7 @@ VALUES = st.one_of(st.lists(st.binary(max_size=20)), st.lists(st.integers(-(2**6
 
 
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=6))
+@settings(deadline=None)
 def test_examples_there_and_back(features: dict[str, list[Any]]) -> None:
     found = example.parse(example.build(features))
     assert {name: list(values) for name, values in found.items()} == features
@@ -270,6 +274,7 @@ COLUMNS = {"a": "int", "b": "bytes", "c": "str", "d": "json", "e": "ndarray", "f
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.binary(max_size=30), st.text(max_size=9),
                           st.lists(st.booleans(), max_size=3)), max_size=8))  # fmt: skip
+@settings(deadline=None)
 def test_mds_there_and_back(rows: list[tuple[int, bytes, str, list[bool]]]) -> None:
     columns = mds.Columns(list(COLUMNS), list(COLUMNS.values()), [mds.size_of(e) for e in COLUMNS.values()])
     samples = [
@@ -405,12 +410,13 @@ def test_a_file_of_which_any_byte_is_wrong(name: str, bits: int) -> None:
 
 @pytest.mark.parametrize("name", FRAMED)
 @given(data=st.binary(max_size=1200))
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_any_bytes_are_no_reason_to_fail(name: str, data: bytes) -> None:
     read_all(FRAMED[name], data)
 
 
 @given(st.binary(max_size=200))
+@settings(deadline=None)
 def test_any_bytes_as_an_example(data: bytes) -> None:
     with contextlib.suppress(Malformed):
         example.parse(data)
@@ -419,6 +425,7 @@ def test_any_bytes_as_an_example(data: bytes) -> None:
 @given(
     st.binary(max_size=60), st.sampled_from(["int", "str", "json", "ndarray", "ndarray:int16", "str_decimal"])
 )
+@settings(deadline=None)
 def test_any_bytes_as_a_column(data: bytes, encoding: str) -> None:
     with contextlib.suppress(Malformed):
         mds.sample(data, mds.Columns(["a", "b"], [encoding, "bytes"], [mds.size_of(encoding), None]))

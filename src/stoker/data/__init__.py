@@ -1,5 +1,5 @@
-"""Datasets, the order in which a run reads them, and the loader for PyTorch.
+"""Datasets and the formats of their records, the order in which a run reads them, and the loader for PyTorch.
 
-`order` and `audit` are pure. What does not belong here: where bytes come from (the cache's), and how workers
+`order`, `audit` and `framing` are pure. What does not belong here: where bytes come from (the cache's), and how workers
 agree on a world (the job's).
 """
