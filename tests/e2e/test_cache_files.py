@@ -252,12 +252,22 @@ def test_files_and_file_systems_are_pickled(
     assert type(fs).from_json(fs.to_json()).cat_file("b/small") == objects["small"]
     monkeypatch.setenv("STOKER_CACHE_ENDPOINT", server.url)
     monkeypatch.setenv("STOKER_CACHE_TOKEN", ALL)
-    type(fs).clear_instance_cache()
     with fsspec.open("stoker://b/small") as opened:
         assert opened.read() == objects["small"]
     assert b"token" not in pickle.dumps(fsspec.filesystem("stoker")), (
         "what came from the settings stays there"
     )
+
+
+def test_a_file_system_of_other_settings_is_not_used_again(
+    server: ServerProcess, objects: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for endpoint, token in (("http://127.0.0.1:9", ALL), (server.url, ONE), (server.url, ALL)):
+        monkeypatch.setenv("STOKER_CACHE_ENDPOINT", endpoint)
+        monkeypatch.setenv("STOKER_CACHE_TOKEN", token)
+        fs = fsspec.filesystem("stoker")
+        assert fsspec.filesystem("stoker") is fs
+    assert fs.cat_file("b/small") == objects["small"]
 
 
 def test_after_a_fork_parent_and_child_read_on_in_the_same_file(

@@ -26,6 +26,14 @@ _BATCH_KEYS = 256
 """Of `cat`: the answer to a batch is there twice for a moment, as it came and as objects."""
 
 
+class _Settings:
+    """What the settings say now."""
+
+    def __get__(self, instance: object, owner: type) -> tuple[str | None, str | None]:
+        settings = cache_settings()
+        return settings.endpoint, settings.token
+
+
 class StokerFileSystem(ReadOnlyFileSystem):
     """The objects of a cache server. `endpoint` and `token` default to the settings.
 
@@ -39,6 +47,9 @@ class StokerFileSystem(ReadOnlyFileSystem):
 
     protocol = "stoker"
     root_marker = ""
+    # fsspec uses one again that was made with the same arguments: not where the settings were others.
+    _settings = _Settings()
+    _extra_tokenize_attributes = ("_settings",)
 
     def __init__(
         self,
