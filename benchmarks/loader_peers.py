@@ -107,8 +107,8 @@ def _arguments() -> argparse.Namespace:
     made.add_argument(
         "--peers", type=Path, default=INSTALLED, metavar="DIR", help="where it is (%(default)s)"
     )
-    made.add_argument("--total", type=float, default=100, help="MB/s from the origin in all (%(default)s)")
-    made.add_argument("--stream", type=float, default=20, help="MB/s on each stream (%(default)s)")
+    made.add_argument("--total", type=float, default=50, help="MB/s from the origin in all (%(default)s)")
+    made.add_argument("--stream", type=float, default=10, help="MB/s on each stream (%(default)s)")
     made.add_argument("--wait", type=float, default=0.02, help="seconds to the first byte (%(default)s)")
     made.add_argument("--workers", type=int, default=2, help="of each DataLoader (%(default)s)")
     made.add_argument("--only", help="these sides: stoker objects,litdata")

@@ -74,8 +74,8 @@ def mosaicml(asked: Asked) -> Iterable[list[int]]:
     data = StreamingDataset(
         remote=f"s3://{asked.bucket}/mds", local=asked.folder, shuffle=True, batch_size=asked.batch
     )
-    # It read its index by a connection that forked workers would share, each taking the other's answers: two of three
-    # times a minute of waiting for one that never comes. Its users must fork without it, so that is not what is timed.
+    # It read its index by a connection that forked workers would share, each taking the other's answers: often
+    # a minute of waiting for one that never comes. Its users must fork without it, so that is not what is timed.
     for stream in data.streams:
         stream._downloader.clean_up()
     return DataLoader(
