@@ -83,6 +83,8 @@ class Stream:
         self.group = group
         self.plan = plan
         self.cursor = 0
+        self.asked = 0
+        """What is before it is asked for by now, if not read."""
         self.read_s = read_s
         """Seconds a read takes, as was said at first and is seen since."""
         self.stop = 0
@@ -119,8 +121,9 @@ class Stream:
             runs = _merged([*runs, _Run(items, positions, start, start + count)])
         self._runs, self._rounds, self.stop = runs, rounds, start + count
 
-    def advance(self, cursor: int, now: float) -> None:
-        """Reads before `cursor` are done."""
+    def advance(self, cursor: int, now: float, asked: int = 0) -> None:
+        """Reads before `cursor` are done, and those before `asked` are under way."""
+        self.asked = max(self.asked, min(asked, self.stop), min(cursor, self.stop))
         if cursor <= self.cursor:
             return
         pace_s = (now - self._moved_at) / (cursor - self.cursor)

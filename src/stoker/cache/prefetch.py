@@ -1,7 +1,8 @@
 """Which of the announced reads to look at next, and how far ahead. Pure.
 
-Reads are looked at in the order in which they are due, over all streams, no further ahead of their readers than a
-window of bytes: what lies in it is here, on its way, or cannot be had. A larger one would take room from what is kept.
+Reads are looked at in the order in which they are due, over all streams, no further ahead of what their readers have
+asked for than a window of bytes: what lies in it is here, on its way, or cannot be had. A larger one would take
+room from what is kept.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Prefetch:
         for name, stream in streams.items():
             ahead = self._ahead.get(name)
             if ahead is None or ahead.plan != stream.plan:
-                ahead = self._ahead[name] = _Ahead(stream.plan, stream.cursor)
-            ahead.at = max(ahead.at, stream.cursor)
-            if ahead.barred_until > stream.cursor:
+                ahead = self._ahead[name] = _Ahead(stream.plan, stream.asked)
+            ahead.at = max(ahead.at, stream.asked)
+            if ahead.barred_until > stream.asked:
                 continue
-            stop = min(stream.stop, stream.cursor + window)
+            stop = min(stream.stop, stream.asked + window)
             if ahead.at < stop:
                 due_s = (ahead.at - stream.cursor) * stream.read_s
                 if best is None or due_s < best[0]:
@@ -75,8 +76,8 @@ class Prefetch:
         """What was fetched for a stream could not be kept: fetch no more for it until half of what is here is read."""
         ahead, stream = self._ahead.get(name), streams.get(name)
         if ahead is not None and stream is not None:
-            ahead.barred_until = (stream.cursor + ahead.at + 1) // 2
-            ahead.at = min(ahead.at, max(ahead.barred_until, stream.cursor))
+            ahead.barred_until = (stream.asked + ahead.at + 1) // 2
+            ahead.at = min(ahead.at, max(ahead.barred_until, stream.asked))
 
     def back(self, name: str, position: int) -> None:
         """Look at what is read from this position on once more: a stream was announced anew from there."""

@@ -50,6 +50,7 @@ class Announcer:
         self._coming: ComingRecords | None = None
         self._plan = 0
         self._cursor = 0
+        self._asked = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self.told: Announced | None = None
@@ -64,7 +65,7 @@ class Announcer:
                 self._coming = ComingRecords(of)
                 # Also higher than that of an announcer of this name in a process before.
                 self._plan = max(self._plan + 1, int(time.time() * 1e3))
-            self._cursor = self._coming.start
+            self._cursor = self._asked = self._coming.start
         self._news.set()
         if self._thread is None and not self._is_closed:
             self._thread = threading.Thread(
@@ -72,11 +73,12 @@ class Announcer:
             )
             self._thread.start()
 
-    def read(self, step: int) -> None:
-        """The steps of the pass up to this one were read."""
+    def read(self, steps: int, asked: int) -> None:
+        """So many steps of the pass were read, and so many with those that are under way."""
         with self._lock:
             if self._coming is not None:
-                self._cursor = self._coming.read_by(step + 1)
+                self._cursor = self._coming.read_by(steps)
+                self._asked = self._coming.read_by(asked)
         self._news.set()
 
     def close(self) -> None:
@@ -118,6 +120,7 @@ class Announcer:
         """The cache has forgotten what was read in passes before: positions are counted from this one on."""
         assert self._coming is not None
         self._cursor -= self._coming.start
+        self._asked -= self._coming.start
         self._coming = ComingRecords(self._coming.of)
         self._plan += 1
 
@@ -128,7 +131,7 @@ class Announcer:
         start = known.stop if known is not None and known.plan == plan else 0
         common: dict[str, Any] = {
             "stream": self._stream, "plan": plan, "group": self._group, "catalog": self._catalog,
-            "cursor": cursor, "lease_s": LEASE_S,
+            "cursor": cursor, "asked": self._asked, "lease_s": LEASE_S,
         }  # fmt: skip
         if start >= coming.stop:
             return Announcement(**common)

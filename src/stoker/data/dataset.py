@@ -15,6 +15,7 @@ from stoker.data.corrupt import REASONS_MAX, Corrupt, Tally
 from stoker.data.formats.choose import AUTO, Format, choose, make_format
 from stoker.data.formats.port import Reads, Records
 from stoker.data.formats.source import Report, Source
+from stoker.data.loader_spent import spent
 from stoker.errors import BadRecord, ConfigError, EmptyDataset
 from stoker.settings import CacheSettings
 
@@ -163,7 +164,8 @@ class Dataset:
 
     def _samples(self, records: Sequence[int]) -> list[Any | BadRecord]:
         numbers = [self._number(record) for record in records]
-        found = self.records.read(numbers)
+        with spent().reading():
+            found = self.records.read(numbers)
         if self.decode is None:
             return found
         return [

@@ -176,7 +176,7 @@ class Loader:
             now = time.perf_counter()
             live.waited_s += now - waiting
             if self._announcer is not None:
-                self._announcer.read(step)
+                self._announcer.read(source.read_until(step), source.asked_until(step))
             share = plan.share(step)
             self.stats.note(waiting, now, done.times, share.records, size_of(done.batch))
             self.stats.ran(now - began, self.num_workers)

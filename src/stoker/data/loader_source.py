@@ -29,6 +29,14 @@ class Source(Protocol):
         """The steps are asked for in their order. Raises what reading and decoding do, LoaderWorkerLost."""
         ...
 
+    def read_until(self, step: int) -> int:
+        """How many steps were read, of which those up to this one were taken."""
+        ...
+
+    def asked_until(self, step: int) -> int:
+        """How many steps were read, or are."""
+        ...
+
     def close(self) -> None:
         """End what was started. It may be used again."""
         ...
@@ -52,6 +60,12 @@ class Here:
         if self._pin is not None:
             batch = self._pin(batch)
         return Done(self._plan.of.number, step, times, batch)
+
+    def read_until(self, step: int) -> int:
+        return step + 1
+
+    def asked_until(self, step: int) -> int:
+        return step + 1
 
     def close(self) -> None:
         self._plan = None
@@ -94,6 +108,16 @@ class Elsewhere:
             if other.failure is None and other.step not in self._pinned:
                 self._pinned[other.step] = self._pinning.submit(self._pin, other.batch)
         return done._replace(batch=batch)
+
+    def asked_until(self, step: int) -> int:
+        return max(self._next, step + 1)
+
+    def read_until(self, step: int) -> int:
+        done = set() if self._crew is None else {done.step for done in self._crew.look()}
+        step += 1
+        while step in done:
+            step += 1
+        return step
 
     def close(self) -> None:
         crew, self._crew = self._crew, None

@@ -49,6 +49,8 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
     """In which round, in which nothing is read twice, all of these reads are; if they are."""
     cursor: Count = 0
     """Reads before it are done."""
+    asked: Count = 0
+    """Reads before it are asked for already: they need not be fetched ahead."""
     read_s: Seconds = 0.0
     """Seconds a read takes the reader, as far as that is known: so when each is due."""
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0

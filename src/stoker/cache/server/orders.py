@@ -105,7 +105,7 @@ class Orders:
             is_known = not len(numbers) or int(numbers.max()) < len(catalog)
             if is_known and len(numbers) and said.start <= reader.stream.stop and self._is_room(len(numbers)):
                 await self._take_reads(reader, catalog, numbers, said)
-            reader.stream.advance(said.cursor, self._now())
+            reader.stream.advance(said.cursor, self._now(), said.asked)
             reader.parts = [part for part in reader.parts if part.stop > reader.stream.cursor]
         self.prefetching.wake()
         return self._told(reader)

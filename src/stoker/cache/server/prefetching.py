@@ -65,7 +65,7 @@ class Prefetching:
                 continue
             name, plan, position, read = self._queue.popleft()
             stream = streams.get(name)
-            if stream is None or stream.plan != plan or position < stream.cursor:
+            if stream is None or stream.plan != plan or position < stream.asked:
                 continue
             task = asyncio.get_running_loop().create_task(self._bring(name, read))
             self._tasks.add(task)
