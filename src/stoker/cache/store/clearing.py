@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from stoker._native import FileProblem, Piece, crc32c
+from stoker._native import Piece
 from stoker.base.rng import Rng
 from stoker.cache.evict import (
     REPLICA_AWARE,
@@ -28,18 +28,14 @@ from stoker.cache.evict import (
 )
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
-from stoker.cache.segments import Placement
 from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
 from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
-from stoker.errors import CorruptBlock, EnvironmentProblem
+from stoker.cache.store.rewriting import Rewriting
 
-RETRY_S = 5.0
 DRAWS_MAX = 8
 """So often pieces are drawn by chance where few of them may leave."""
-REWRITE_SHARE = 0.25
-"""The part of the time that may go into writing segments anew."""
 LOOK_SHARE = 0.01
 """The part of the time that may go into looking for such, where there is none."""
 LOOK_EVERY_S_MAX = 60.0
@@ -74,14 +70,18 @@ class Clearing:
         self._large = large
         self._rng = rng
         self._lock = asyncio.Lock()
-        self._rewrite_from = 0.0
         self._look_from = 0.0
         self._old_from: dict[int, float] = {}
         self._loads: list[tuple[str, int]] = []
         self.foreseen = Foreseen(held, large, rng)
+        self._rewriting = Rewriting(held, self.foreseen)
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
-        self.rewritten_bytes = 0
+
+    @property
+    def rewritten_bytes(self) -> int:
+        """What was written anew since the start."""
+        return self._rewriting.rewritten_bytes
 
     @contextlib.contextmanager
     def loading(self, bucket: str, since_s: int) -> Iterator[None]:
@@ -155,7 +155,7 @@ class Clearing:
     async def rewrite_sparse(self) -> bool:
         """Write the sparsest segment anew, if there is one and it is time to; whether it was."""
         held = self._held
-        if held.now() < max(self._rewrite_from, self._look_from):
+        if held.now() < max(self._rewriting.next_at, self._look_from):
             return False
         async with self._lock:
             began = held.now()
@@ -165,7 +165,7 @@ class Clearing:
                 now = held.now()
                 self._look_from = now + min(LOOK_EVERY_S_MAX, (now - began) * (1 / LOOK_SHARE - 1))
                 return False
-            return await self._leave(number, await self._pieces(number), is_whole=True)
+            return await self._rewriting.leave(number, await self._pieces(number), is_whole=True)
 
     def _live_bytes(self, segments: Sequence[int]) -> dict[int, int]:
         """In a thread: what of each segment is still held. Of large objects' files there may be many more."""
@@ -187,7 +187,7 @@ class Clearing:
                     if held.segments.is_open(number):
                         held.segments.seal_segment(number)
                         held.files.finish(number)
-                    await self._leave(number, [])
+                    await self._rewriting.leave(number, [])
                 for number, container in (await held.run(held.index.containers)).items():
                     is_due = container.bucket == bucket.number and container.used_s < before_s
                     if is_due and container.is_large and not self._large.is_busy(number):
@@ -202,9 +202,9 @@ class Clearing:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def _ask(self, lot: int, size_bytes: int, *, is_moving: bool = False, is_loading: bool = False) -> Need:
+    def _ask(self, lot: int, size_bytes: int, *, is_loading: bool = False) -> Need:
         leaving_bytes = self._held.files.sending.leaving_bytes()
-        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving, is_loading=is_loading)
+        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_loading=is_loading)
 
     async def _give_up_one(
         self, need: Need, before_s: int | None = None, newcomer: Newcomer | None = None
@@ -234,7 +234,7 @@ class Clearing:
             return False
         leaving = await self._choose_segment(number, packed if before_s is None else None)
         self.evicted_bytes += sum(piece.size_bytes for piece in leaving.lost)
-        await self._leave(leaving.number, leaving.kept)
+        await self._rewriting.leave(leaving.number, leaving.kept)
         return True
 
     async def _give_up_latest(self, latest: Foreseeing) -> bool:
@@ -247,7 +247,9 @@ class Clearing:
         if not held.segments.is_at_rest(latest.segment):
             return True  # something is written to it by now: another is chosen
         held.files.finish(latest.segment)
-        await self._leave(latest.segment, latest.kept if held.now() >= self._rewrite_from else ())
+        await self._rewriting.leave(
+            latest.segment, latest.kept if held.now() >= self._rewriting.next_at else ()
+        )
         return True
 
     def _oldest(self, need: Need, before_s: int | None) -> int | None:
@@ -268,7 +270,7 @@ class Clearing:
         written anew if chance finds such a one."""
         held = self._held
         tries = [] if packed is None else [n for n in packed.with_copies if held.segments.is_at_rest(n)]
-        has_time = held.now() >= self._rewrite_from
+        has_time = held.now() >= self._rewriting.next_at
         best: _Leaving | None = None
         for number in tries[:TRIES_MAX] or [oldest]:
             pieces = await self._pieces(number)
@@ -328,72 +330,3 @@ class Clearing:
 
     async def _pieces(self, number: int) -> list[Piece]:
         return [piece for piece, _ in await self._held.run(self._held.index.pieces, number)]
-
-    # -- a segment ----------------------------------------------------------------------------------------------
-
-    async def _leave(self, number: int, kept: Sequence[Piece], *, is_whole: bool = False) -> bool:
-        """Give up a segment after these pieces of it were written anew, as far as there is room for them; where it
-        `is_whole`, only if all were. Whether it left."""
-        held = self._held
-        began = held.now()
-        moves = self._place(kept)
-        is_kept = is_whole and len(moves) < len(kept)
-        try:
-            if moves and not is_kept:
-                self.rewritten_bytes += await held.run(self._copy, number, moves)
-        finally:
-            for _, placement in moves:
-                held.segments.settle(placement.segment)
-                if placement.sealed is not None:
-                    held.files.finish(placement.sealed)
-        now = held.now()
-        if moves:
-            self._rewrite_from = now + (now - began) * (1 / REWRITE_SHARE - 1)
-        if is_kept or (is_whole and held.index.container(number) is not None):
-            self._rewrite_from = max(self._rewrite_from, now + RETRY_S)
-            return False
-        await held.run(held.index.lose_container, number)
-        if number in held.segments:
-            held.drop_segment(number)
-        return True
-
-    def _place(self, pieces: Sequence[Piece]) -> list[tuple[Piece, Placement]]:
-        """Take room for pieces that are to be written anew; those for which there is none are left out."""
-        held = self._held
-        moves: list[tuple[Piece, Placement]] = []
-        for piece in pieces:
-            lot = held.lot_of_piece(piece)
-            # Last copies lie apart from newcomers: else each segment that leaves for its copies is half last copies.
-            apart = -1 if held.room.lot(lot).policy == REPLICA_AWARE else self.foreseen.kind_of_piece(piece)
-            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, apart=apart)
-            if not self._ask(lot, growth_bytes, is_moving=True).fits:
-                continue
-            held.room.take(lot, growth_bytes)
-            placement = held.segments.place(lot, piece.size_bytes, held.now_s(), apart=apart)
-            moves.append((piece, placement))
-            if placement.is_new and not self._create(placement.segment):
-                break
-        return moves
-
-    def _create(self, number: int) -> bool:
-        try:
-            self._held.files.create(number)
-        except EnvironmentProblem:
-            self._held.segments.seal_segment(number)
-            return False
-        return True
-
-    def _copy(self, number: int, moves: Sequence[tuple[Piece, Placement]]) -> int:
-        """In a thread. What cannot be read or written is left out, and leaves with its segment."""
-        held, copied = self._held, 0
-        for piece, placement in moves:
-            try:
-                data = held.files.read(number, piece.offset, piece.size_bytes)
-                if crc32c(data) != piece.crc:
-                    continue
-                held.files.write(placement.segment, placement.offset, data)
-                held.index.move(piece, placement.segment, placement.offset)
-            except (CorruptBlock, EnvironmentProblem, FileProblem):
-                continue
-            copied += len(data)
-        return copied
