@@ -133,6 +133,11 @@ class Room:
         self._used[number] -= size_bytes
         self.used_bytes -= size_bytes
 
+    def move(self, number: int, to: int, size_bytes: int) -> None:
+        """Count it in another lot. Raises ValueError as `give` does."""
+        self.give(number, size_bytes)
+        self.take(to, size_bytes)
+
     def over(self, *, with_pinned: bool = False) -> Need:
         """What must leave because the limit is lower than it was; whatever the policies are, but what is pinned only
         `with_pinned`."""
