@@ -126,3 +126,39 @@ def test_what_waits_to_leave_is_given_back_where_it_was_counted(tmp_path: Path) 
         assert slowed.used() == {}
 
     run(tmp_path, test)
+
+
+def test_pins_that_were_taken_off_take_no_place(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        for n in range(300):
+            size_bytes = 4 * BLOCK if n % 2 else 1000
+            slowed.open([PrefixRule(f"p{n}/", 0, True)])
+            assert await slowed.store.put(
+                slowed.learn(f"p{n}/x", size_bytes=size_bytes), 0, bytes(min(BLOCK, size_bytes))
+            )
+            assert slowed.used().keys() <= {"", f"p{n}/"}
+            assert len(slowed.used()) == min(2, n + 1)
+        slowed.open([])
+        assert slowed.used() == {"": slowed.store.room.used_bytes}
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("size_bytes", [BLOCK, 4 * BLOCK])
+def test_what_is_written_while_its_pin_is_taken_off_is_pinned_no_more(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """A small object lies in a segment of which the index knows nothing until it is written."""
+
+    async def test(slowed: Slowed) -> None:
+        slowed.open(PINNED)
+        known = slowed.learn("p/x", size_bytes=size_bytes)
+        writing = await slowed.begin(known)
+        slowed.open([])
+        slowed.open([PrefixRule("q/", 0, True)])
+        slowed.goes.set()
+        assert await writing
+        assert slowed.used() == {"": BLOCK}
+
+    run(tmp_path, test)

@@ -80,7 +80,7 @@ class Room:
 
     def used_by(self, number: int) -> int:
         """Bytes that a lot uses."""
-        return self._used[number]
+        return self._used.get(number, 0)
 
     def used_by_bucket(self, bucket: str) -> int:
         """Bytes that a bucket uses."""

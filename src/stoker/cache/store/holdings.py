@@ -157,6 +157,12 @@ class Holdings:
             else:
                 was, size_bytes = old.lot_of(key).number, blocks_bytes(container, self.block_size_bytes)
             self.room.move(was, lot, size_bytes)
+        kept = {lot.number for lot in bucket.lots}
+        for number in self.segments.of_lots(lot.number for lot in old.lots if lot.number not in kept):
+            # The index does not know what is in it: it is only now being written, or nothing is.
+            was, first = self.segments.lot_of(number), bucket.lots[0].number
+            self.segments.set_lot(number, first)
+            self.room.move(was, first, self.segments.bytes_of(number))
 
     def drop_segment(self, number: int) -> None:
         """Give up a whole segment, of which the index knows nothing any more."""
