@@ -32,6 +32,7 @@ from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
 from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
+from stoker.cache.store.lots import KeptBucket
 from stoker.cache.store.rewriting import Rewriting
 
 DRAWS_MAX = 8
@@ -182,8 +183,10 @@ class Clearing:
             self._old_from[bucket.number] = held.now() + bucket.evict_after_s * OLD_SHARE
             before_s = int(held.now_s() - bucket.evict_after_s)
             async with self._lock:
-                lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
-                for number in held.segments.written_before(lots, before_s):
+                for number in held.segments.written_before(bucket.ordinary_lots, before_s):
+                    # Each wait may have brought something new to those that come later, or other rules.
+                    if not held.segments.was_written_before(number, bucket.ordinary_lots, before_s):
+                        continue
                     if held.segments.is_open(number):
                         held.segments.seal_segment(number)
                         held.files.finish(number)
@@ -191,9 +194,16 @@ class Clearing:
                 for number, container in (await held.run(held.index.containers)).items():
                     is_due = container.bucket == bucket.number and container.used_s < before_s
                     if is_due and container.is_large and not self._large.is_busy(number):
-                        pieces = await self._pieces(number)
-                        if pieces and (lot := held.lot_of_piece(pieces[0])) in lots:
-                            self._large.lose_file(number, lot)
+                        await self._give_up_old_file(bucket, number, before_s)
+
+    async def _give_up_old_file(self, bucket: KeptBucket, number: int, before_s: int) -> None:
+        pieces = await self._pieces(number)
+        now = self._held.index.container(number)  # something may have been written to it meanwhile
+        if not pieces or now is None or now.used_s >= before_s or self._large.is_busy(number):
+            return
+        lot = self._held.lot_of_piece(pieces[0])
+        if lot in bucket.ordinary_lots:
+            self._large.lose_file(number, lot)
 
     def _load_began_s(self, lot: int, before_s: int | None) -> int | None:
         """When the first of the loads of the lot's bucket began; where all have ended since, when they had."""

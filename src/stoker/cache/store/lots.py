@@ -42,6 +42,11 @@ class KeptBucket:
     def has_rules(self) -> bool:
         return len(self.lots) > 1
 
+    @property
+    def ordinary_lots(self) -> frozenset[int]:
+        """The numbers of those that are not pinned."""
+        return frozenset(lot.number for lot in self.lots if not lot.is_pinned)
+
 
 class Lots:
     """All buckets of one store. A lot's number is made of its bucket's and its own in it."""

@@ -1,4 +1,4 @@
-"""Rules and pins that come and go while a store is at work: what is counted stays what is used."""
+"""What comes while a store is at work: other rules and pins, other versions, and what is to be kept."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
+from stoker._native import Index
 from stoker.base.rng import Rng
 from stoker.cache.store.known import Known
 from stoker.cache.store.lots import PrefixRule
@@ -20,11 +22,36 @@ BLOCK = 128 * 1024
 PINNED = [PrefixRule("p/", 0, True)]
 
 
+T = TypeVar("T")
+
+
+class Held:
+    """An index of which a call returns once it may."""
+
+    def __init__(self, index: Index, name: str, goes: threading.Event) -> None:
+        self._index = index
+        self._name = name
+        self._goes = goes
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._index, name)
+        if name != self._name:
+            return real
+
+        def call(*arguments: Any) -> Any:
+            found = real(*arguments)
+            assert self._goes.wait(30)
+            return found
+
+        return call
+
+
 class Slowed:
     """A store whose writes wait in their thread until they may go on."""
 
     def __init__(self, folder: Path, limit_bytes: int = 64 << 20) -> None:
-        self.store = Store(folder, limit_bytes, BLOCK, HandClock(), Rng(1))
+        self.clock = HandClock()
+        self.store = Store(folder, limit_bytes, BLOCK, self.clock, Rng(1))
         self.bucket = self.store.open_bucket("b", "memory://b").number
         self.begun = threading.Event()
         self.goes = threading.Event()
@@ -39,16 +66,28 @@ class Slowed:
             raise EnvironmentProblem("no room")
         self._write(number, offset, data)
 
-    def open(self, rules: list[PrefixRule]) -> None:
-        self.store.open_bucket("b", "memory://b", rules=rules)
+    def open(self, rules: list[PrefixRule], evict_after_s: float = 0.0) -> None:
+        self.store.open_bucket("b", "memory://b", rules=rules, evict_after_s=evict_after_s)
 
     def learn(self, key: str, version: str = "v", size_bytes: int = 4 * BLOCK) -> Known:
         return self.store.learn(self.bucket, key, version, size_bytes)
 
+    async def put(self, key: str, size_bytes: int = 60_000) -> Known:
+        known = self.learn(key, size_bytes=size_bytes)
+        assert await self.store.put(known, 0, bytes(min(BLOCK, size_bytes)))
+        return known
+
+    async def fill(self) -> list[Known]:
+        """Small objects until there is an open segment beside one that is full."""
+        put: list[Known] = []
+        while len(self.store.holdings.segments) < 2:
+            put.append(await self.put(f"old{len(put)}"))
+        return put
+
     async def begin(self, known: Known, block: int = 0) -> asyncio.Task[bool]:
         """Begin to write a block; returns while it is written."""
         self.begun.clear()
-        task = asyncio.ensure_future(self.store.put(known, block, bytes(BLOCK)))
+        task = asyncio.ensure_future(self.store.put(known, block, bytes(min(BLOCK, known.size_bytes))))
         await asyncio.to_thread(self.begun.wait, 30)
         return task
 
@@ -160,5 +199,91 @@ def test_what_is_written_while_its_pin_is_taken_off_is_pinned_no_more(
         slowed.goes.set()
         assert await writing
         assert slowed.used() == {"": BLOCK}
+
+    run(tmp_path, test)
+
+
+async def give_up_old_while(slowed: Slowed, call: str, what: Callable[[], Awaitable[T]]) -> T:
+    """Give up what is old, and do something while its first such call of the index is under way."""
+    goes = threading.Event()
+
+    async def soon() -> T:
+        await asyncio.sleep(0)
+        try:
+            return await what()
+        finally:
+            goes.set()
+
+    held = slowed.store.holdings
+    held.index = Held(slowed.store.index, call, goes)  # type: ignore[assignment]
+    task = asyncio.ensure_future(soon())
+    await slowed.store.clearing.give_up_old()
+    held.index = slowed.store.index
+    return await task
+
+
+def test_what_comes_while_what_is_old_leaves_stays(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        slowed.open([], evict_after_s=100.0)
+        old = await slowed.fill()
+        slowed.clock.at += 200
+        fresh = await give_up_old_while(slowed, "lose_container", lambda: slowed.put("fresh"))
+        assert slowed.store.has(fresh, 0)
+        assert not slowed.store.has(old[0], 0)
+        slowed.clock.at += 200
+        await slowed.store.clearing.give_up_old()
+        assert slowed.used() == {}
+
+    run(tmp_path, test)
+
+
+def test_what_is_being_written_while_what_is_old_leaves_is_counted(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        slowed.open([], evict_after_s=100.0)
+        await slowed.fill()
+        slowed.clock.at += 200
+        slowed.goes.clear()
+        known = slowed.learn("fresh", size_bytes=100_000)
+        writing = await give_up_old_while(slowed, "lose_container", lambda: slowed.begin(known, 0))
+        slowed.goes.set()
+        assert await writing
+        assert slowed.store.has(known, 0)
+        assert slowed.used()[""] >= 100_000
+        slowed.clock.at += 200
+        await slowed.store.clearing.give_up_old()
+        assert slowed.used() == {}
+
+    run(tmp_path, test)
+
+
+def test_a_file_that_is_written_to_while_what_is_old_leaves_stays(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        slowed.open([], evict_after_s=100.0)
+        known = await slowed.put("large", 4 * BLOCK)
+        gone = await slowed.put("gone", 4 * BLOCK)
+        slowed.clock.at += 200
+        assert await give_up_old_while(slowed, "containers", lambda: slowed.store.put(known, 1, bytes(BLOCK)))
+        assert slowed.store.has(known, 1)
+        assert not slowed.store.has(gone, 0)
+
+    run(tmp_path, test)
+
+
+def test_what_is_pinned_while_what_is_old_leaves_stays(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        slowed.open([], evict_after_s=100.0)
+        old = await slowed.fill()
+
+        async def pin() -> None:
+            slowed.open([PrefixRule("old", 0, True)], evict_after_s=100.0)
+
+        slowed.clock.at += 200
+        await give_up_old_while(slowed, "lose_container", pin)
+        assert slowed.store.has(old[-1], 0)
+        assert not slowed.store.has(old[0], 0)
 
     run(tmp_path, test)
