@@ -79,16 +79,26 @@ class Rewriting:
         return True
 
     def _copy(self, number: int, moves: Sequence[tuple[Piece, Placement]]) -> int:
-        """In a thread. What cannot be read or written is left out, and leaves with its segment."""
+        """In a thread. What cannot be read or written now is left out, and leaves with its segment; what is not what it
+        was is given up, or it would keep its segment for ever."""
         held, copied = self._held, 0
         for piece, placement in moves:
             try:
-                data = held.files.read(number, piece.offset, piece.size_bytes)
-                if crc32c(data) != piece.crc:
+                data = self._read(number, piece)
+                if data is None:
+                    held.index.lose(piece)
                     continue
                 held.files.write(placement.segment, placement.offset, data)
                 held.index.move(piece, placement.segment, placement.offset)
-            except (CorruptBlock, EnvironmentProblem, FileProblem):
+            except (EnvironmentProblem, FileProblem):
                 continue
             copied += len(data)
         return copied
+
+    def _read(self, number: int, piece: Piece) -> bytes | None:
+        """In a thread. None: it is not what was written. Raises EnvironmentProblem."""
+        try:
+            data = self._held.files.read(number, piece.offset, piece.size_bytes)
+        except CorruptBlock:
+            return None
+        return data if crc32c(data) == piece.crc else None
