@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from stoker._native import Piece
@@ -32,6 +32,7 @@ from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
 from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
+from stoker.cache.store.lot_files import LotFiles
 from stoker.cache.store.lots import KeptBucket
 from stoker.cache.store.rewriting import Rewriting
 
@@ -75,6 +76,7 @@ class Clearing:
         self._old_from: dict[int, float] = {}
         self._loads: list[tuple[str, int]] = []
         self.foreseen = Foreseen(held, large, rng)
+        self._lot_files = LotFiles(held, large, rng)
         self._rewriting = Rewriting(held, self.foreseen)
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
@@ -227,8 +229,8 @@ class Clearing:
         latest = await self.foreseen.choose(foreseen, newcomer or ANY) if foreseen else None
         if foreseen:
             need = need._replace(lots=need.lots - foreseen)
-        block = self._stalest(need, before_s, is_large=True)
-        packed = self._stalest(need, before_s, is_large=False)
+        block = await self._stalest_block(need, before_s)
+        packed, _ = self._draw(need, before_s, is_large=False)
         number = self._oldest(need, before_s)
         # As long as something was not used, so long it may be until it is.
         unused_s = max((drawn.choice.staleness_s for drawn in (block, packed) if drawn), default=0.0)
@@ -306,29 +308,54 @@ class Clearing:
             number, [pieces[i] for i in sorted(kept)], [pieces[i] for i in lost], last_copies_bytes
         )
 
-    def _stalest(self, need: Need, before_s: int | None, *, is_large: bool) -> _Drawn | None:
-        """Of some that were drawn by chance, the piece that was used longest ago."""
+    async def _stalest_block(self, need: Need, before_s: int | None) -> _Drawn | None:
+        """Of some blocks of large objects that were drawn by chance, the one that was used longest ago."""
+        block, count = self._draw(need, before_s, is_large=True)
+        if block is None and count < SAMPLE_SIZE and self._hold_large(need.lots):
+            drawn = await self._lot_files.draw(need.lots, SAMPLE_SIZE)
+            own = [piece for piece in drawn if self._held.lot_of_piece(piece) in need.lots]
+            block = self._stalest(own, before_s, is_large=True)
+        return block
+
+    def _draw(self, need: Need, before_s: int | None, *, is_large: bool) -> tuple[_Drawn | None, int]:
+        """The stalest of some that were drawn by chance, and how many of them were of these lots."""
         held = self._held
         buckets = held.lots.buckets_of(need.lots)
-        if not buckets:
+        count = 0
+        for _ in range(DRAWS_MAX if is_large or before_s is not None else 1):
+            drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64()) if buckets else []
+            if not drawn:
+                break
+            own = [piece for piece in drawn if held.lot_of_piece(piece) in need.lots]
+            count += len(own)
+            stalest_own = self._stalest(own, before_s, is_large=is_large)
+            if stalest_own is not None:
+                return stalest_own, count
+        return None, count
+
+    def _stalest(self, drawn: Sequence[Piece], before_s: int | None, *, is_large: bool) -> _Drawn | None:
+        """Of these pieces that may leave the one that was used longest ago."""
+        now_s = self._held.now_s()
+        free = [
+            piece
+            for piece in drawn
+            if not (is_large and self._large.is_busy(piece.container))
+            and (before_s is None or piece.used_s < before_s)
+        ]
+        candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in free]
+        choice = stalest(candidates, now_s)
+        if choice is None:
             return None
-        for _ in range(1 if before_s is None else DRAWS_MAX):
-            drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
-            free = [
-                piece
-                for piece in drawn
-                if held.lot_of_piece(piece) in need.lots
-                and not (is_large and self._large.is_busy(piece.container))
-                and (before_s is None or piece.used_s < before_s)
-            ]
-            candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in free]
-            choice = stalest(candidates, held.now_s())
-            if choice is not None:
-                with_copies = [i for i, candidate in enumerate(candidates) if candidate.copies > 1]
-                with_copies.sort(key=lambda i: -staleness_s(candidates[i], held.now_s()))
-                containers = tuple(dict.fromkeys(free[i].container for i in with_copies))
-                return _Drawn(free[choice.position], choice, containers)
-        return None
+        with_copies = [i for i, candidate in enumerate(candidates) if candidate.copies > 1]
+        with_copies.sort(key=lambda i: -staleness_s(candidates[i], now_s))
+        containers = tuple(dict.fromkeys(free[i].container for i in with_copies))
+        return _Drawn(free[choice.position], choice, containers)
+
+    def _hold_large(self, lots: Collection[int]) -> bool:
+        """Whether anything but segments is counted in these lots."""
+        segments = self._held.segments
+        packed_bytes = sum(segments.bytes_of(number) for number in segments.of_lots(lots))
+        return sum(self._held.room.used_by(lot) for lot in lots) > packed_bytes
 
     def _copies(self, piece: Piece) -> int:
         policy = self._held.lots[piece.bucket].lots[0].policy

@@ -38,10 +38,14 @@ class LargeFiles:
         self._holes: list[_Hole] = []
         self._doomed: dict[int, Counter[int]] = {}
         """What is still counted for them, by lot: their bucket may have been divided anew meanwhile."""
+        self.of_lots: dict[int, set[int]] = {}
+        """All files of some lots; see LotFiles."""
 
-    def begin_write(self, container: int, offset: int) -> None:
+    def begin_write(self, lot: int, container: int, offset: int) -> None:
         """A block whose room is taken is being written; the file stays meanwhile."""
         self._writes[container] += 1
+        if lot in self.of_lots:
+            self.of_lots[lot].add(container)
         for hole in [hole for hole in self._holes if (hole.container, hole.offset) == (container, offset)]:
             self._holes.remove(hole)  # the same bytes again
             self._held.room.give(hole.lot, hole.charge_bytes)
@@ -55,6 +59,11 @@ class LargeFiles:
             self._give_back(_Hole(lot, container, offset, size_bytes))
         if container in self._doomed and not self.is_written(container):
             self._drop(container, lot, 0)
+
+    def forget_lot(self, container: int) -> None:
+        """It is in none of the lots of which all files are known."""
+        for files in self.of_lots.values():
+            files.discard(container)
 
     def is_written(self, container: int) -> bool:
         """Whether a block is being written into it now."""
@@ -128,4 +137,5 @@ class LargeFiles:
             self._holes.remove(hole)
             charges[hole.lot] += hole.charge_bytes
         self._handed_out.discard(container)
+        self.forget_lot(container)
         self._held.drop_file(container, charges)

@@ -111,7 +111,7 @@ class Writing:
             return False
         held.room.take(lot, pages_bytes(size_bytes))
         offset = block * held.block_size_bytes
-        self._large.begin_write(container, offset)
+        self._large.begin_write(lot, container, offset)
         is_held = False
         try:
             is_held = await self._write(known, block, container, offset, data, is_new=is_new)
