@@ -287,3 +287,17 @@ def test_what_is_pinned_while_what_is_old_leaves_stays(tmp_path: Path) -> None:
         assert not slowed.store.has(old[0], 0)
 
     run(tmp_path, test)
+
+
+def test_what_was_pinned_later_stays_though_its_segment_is_old(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        pinned = await slowed.put("p/x")
+        old = await slowed.fill()
+        slowed.open(PINNED, evict_after_s=100.0)
+        slowed.clock.at += 200
+        await slowed.store.clearing.give_up_old()
+        assert slowed.store.has(pinned, 0)
+        assert not any(slowed.store.has(known, 0) for known in old)
+
+    run(tmp_path, test)

@@ -192,7 +192,8 @@ class Clearing:
                     if held.segments.is_open(number):
                         held.segments.seal_segment(number)
                         held.files.finish(number)
-                    await self._rewriting.leave(number, [])
+                    pinned = await held.run(self._pinned, number) if bucket.has_rules else []
+                    await self._rewriting.leave(number, pinned)
                 for number, container in (await held.run(held.index.containers)).items():
                     is_due = container.bucket == bucket.number and container.used_s < before_s
                     if is_due and container.is_large and not self._large.is_busy(number):
@@ -364,6 +365,10 @@ class Clearing:
     def _is_pinned(self, piece: Piece) -> bool:
         held = self._held
         return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
+
+    def _pinned(self, number: int) -> list[Piece]:
+        """In a thread: what is pinned of a segment; it may have been packed before it was."""
+        return [piece for piece, _ in self._held.index.pieces(number) if self._is_pinned(piece)]
 
     async def _pieces(self, number: int) -> list[Piece]:
         return [piece for piece, _ in await self._held.run(self._held.index.pieces, number)]
