@@ -10,6 +10,7 @@ import pytest
 
 from stoker.base.rng import Rng
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.port import Origin
 from stoker.cache.server.beginnings import BEGINNINGS_MAX
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.budget import Budget
@@ -23,7 +24,7 @@ from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError, ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.testing.cache_fakes import FaultyOrigin, FullFiles
-from stoker.wire.cache_api import BucketSpec, FleetMember
+from stoker.wire.cache_api import BucketSpec, FleetMember, PrefixSpec
 from tests.clocks import HandClock
 
 BLOCK = 1000
@@ -505,3 +506,33 @@ def test_names_of_what_there_is_not_are_remembered_for_a_while(tmp_path: Path) -
         assert world.store.find(world.bucket.number, "k") is not None
 
     run(World(tmp_path), story)
+
+
+class ClosedOrigin(MemoryOrigin):
+    """Says whether it was closed."""
+
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_origin_of_a_bucket_that_cannot_be_added_is_closed(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        opened: list[ClosedOrigin] = []
+
+        def open_origin(url: str) -> Origin:
+            opened.append(ClosedOrigin(url))
+            return opened[-1]
+
+        world.engine._open_origin = open_origin
+        rules = tuple(PrefixSpec(f"p{n}/", pinned=True) for n in range(256))
+        with pytest.raises(ConfigError, match="more than 255 prefixes"):
+            world.engine.add_bucket("c", BucketSpec("memory://c", prefixes=rules))
+        assert world.engine.add_bucket("d", BucketSpec("memory://d"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [origin.is_closed for origin in opened] == [True, False]
+        assert not world.engine._closing
+
+    run(World(tmp_path), test)

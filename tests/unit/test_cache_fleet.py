@@ -239,6 +239,32 @@ def test_who_answers_at_the_old_url_and_knows_no_token_does_not_keep_a_server_fr
     run(story)
 
 
+def test_who_does_not_answer_at_all_keeps_no_server_from_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attending, "CLAIM_S", 0.1)
+
+    class Silent(Answering):
+        async def fleet(self, url: str) -> FleetStatus:
+            if url.startswith("http://old"):
+                await asyncio.Event().wait()
+            return await super().fleet(url)
+
+    async def story() -> None:
+        old = [replace(ME, url=f"http://old{n}:1") for n in range(6)]
+        fleet = fleet_of(Members([*old, member("y")]), Silent())
+        await fleet.start()
+        assert names(fleet) == {"x", "y"}
+        assert fleet.notes == []
+        await fleet.leave()
+        # One that does answer, after others that do not.
+        peers = Answering()
+        peers.odd |= {one.url: CacheUnavailable("away") for one in old[:5]}
+        peers.odd[old[5].url] = FleetStatus("x", [], [], instance="another")
+        with pytest.raises(ConfigError, match="another server named 'x' at http://old5:1"):
+            await fleet_of(Members([*old, member("y")]), peers).start()
+
+    run(story)
+
+
 def test_two_servers_that_say_the_same_name_and_url_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         left = replace(ME, instance="of the start before")

@@ -130,7 +130,8 @@ def test_other_machines_need_a_token() -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "/not/there", "file://host/x", "s3://", "s3://b?nonsense=1",
-     "nothing://x", "/tmp?stoker_mbps=0", "/tmp?stoker_mbps=x"],
+     "nothing://x", "/tmp?stoker_mbps=0", "/tmp?stoker_mbps=x",
+     "\0", "file:///\0x", "file:///%00", "file://[", "/\ud800"],
 )  # fmt: skip
 def test_bad_origin_urls_are_one_clear_error(url: str) -> None:
     with pytest.raises(ConfigError):
@@ -156,6 +157,7 @@ def test_secrets_in_urls_are_not_shown() -> None:
     for url in (
         "s3://key:SECRET@bucket/p",
         "file://user:SECRET@host/p",
+        "file://user:SECRET@\u2100/p",
         "nosuch://user:a@SECRET@host/p?SECRET",
     ):
         with pytest.raises(ConfigError) as caught:

@@ -80,7 +80,7 @@ class Room:
 
     def used_by(self, number: int) -> int:
         """Bytes that a lot uses."""
-        return self._used[number]
+        return self._used.get(number, 0)
 
     def used_by_bucket(self, bucket: str) -> int:
         """Bytes that a bucket uses."""
@@ -132,6 +132,11 @@ class Room:
             raise ValueError(f"lot {number} uses {self._used[number]} bytes and gives {size_bytes}")
         self._used[number] -= size_bytes
         self.used_bytes -= size_bytes
+
+    def move(self, number: int, to: int, size_bytes: int) -> None:
+        """Count it in another lot. Raises ValueError as `give` does."""
+        self.give(number, size_bytes)
+        self.take(to, size_bytes)
 
     def over(self, *, with_pinned: bool = False) -> Need:
         """What must leave because the limit is lower than it was; whatever the policies are, but what is pinned only

@@ -11,7 +11,7 @@ their segments are then seldom the ones that leave.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
@@ -216,11 +216,17 @@ class Segments:
     def written_before(self, lots: Iterable[int], written_s: int) -> list[int]:
         """Segments of these lots to which nothing was written since."""
         among = set(lots)
-        return [
-            number
-            for number, segment in self._segments.items()
-            if segment.lot in among and not segment.writes and segment.written_s < written_s
-        ]
+        return [number for number in self._segments if self.was_written_before(number, among, written_s)]
+
+    def was_written_before(self, number: int, lots: Collection[int], written_s: int) -> bool:
+        """Whether it is one of these lots to which nothing was written since."""
+        segment = self._segments.get(number)
+        return (
+            segment is not None
+            and segment.lot in lots
+            and not segment.writes
+            and segment.written_s < written_s
+        )
 
     def sift(self, number: int, pieces: Sequence[Piece], *, has_time: bool = True) -> Sifting:
         """What of a segment that is given up deserves to stay; nothing where there is no time to write it anew."""

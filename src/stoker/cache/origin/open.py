@@ -25,7 +25,11 @@ def open_origin(url: str, environment: Mapping[str, str] | None = None) -> Origi
     the AWS_* variables are looked up. Raises ConfigError.
     """
     address, mbps, latency_ms, query = _split(url)
-    origin = _open(address, query, environment or {})
+    try:
+        origin = _open(address, query, environment or {})
+    except ValueError as error:  # a NUL in a path, a bracket that is not closed
+        why = without_secrets(str(error), url)
+        raise ConfigError(f"{without_query(address)!r} is no URL of an origin: {why}") from None
     if mbps is None and latency_ms == 0.0:
         return origin
     return ThrottledOrigin(origin, mbps, latency_ms)

@@ -18,6 +18,7 @@ from stoker.wire.cache_api import BucketAdded, BucketSpec, FleetMember, FleetSta
 
 log = logging.getLogger("stoker.cache")
 BUCKETS_FILE = "buckets.json"
+DIFFERING_MAX = 1000
 
 
 class AddedBuckets:
@@ -34,9 +35,11 @@ class AddedBuckets:
     @property
     def notes(self) -> list[str]:
         """What operators should know."""
+        members = self._members()
         differing = [
             f"bucket {bucket!r} is not the same at {member}: {why}"
             for (member, bucket), why in sorted(self._differing.items())
+            if member in members
         ]
         return [*([] if self._problem is None else [self._problem]), *differing]
 
@@ -133,6 +136,12 @@ class AddedBuckets:
         if self._differing.get((member, name)) != why:
             log.warning("bucket %r cannot be shared with %s: %s", name, member, why)
         self._differing[member, name] = why
+        if len(self._differing) > DIFFERING_MAX:
+            members = {*self._members(), member}  # who is only now met is no member yet
+            self._differing = {which: why for which, why in self._differing.items() if which[0] in members}
+
+    def _members(self) -> set[str]:
+        return {member.name for member in self._engine.fleet.status().members}
 
     def _write(self) -> None:
         try:

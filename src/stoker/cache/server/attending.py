@@ -75,8 +75,9 @@ class Attending:
         left from this server before it crashed, and another server answer there by now, which does not say who it is:
         that goes away by itself. Raises ConfigError."""
         found, twin = await anext(self._found), None
+        members: list[FleetMember] = []
         try:
-            async with asyncio.timeout(CLAIM_S):
+            async with asyncio.timeout(CLAIM_S) as limit:
                 while True:
                     members = [member for member in found if is_good(member)]
                     twin, is_sure = await self._twin(members)
@@ -86,8 +87,10 @@ class Attending:
                         raise twin_error(twin)
                     found = await anext(self._found)
         except TimeoutError:
-            if twin is None:
+            if not limit.expired():
                 raise
+            if twin is None:
+                return members  # who has not answered by now does not use this server's name
             raise twin_error(twin) from None
 
     async def changes(self) -> AsyncGenerator[list[FleetMember], None]:
@@ -163,8 +166,9 @@ class Attending:
 
     async def _twin(self, members: Iterable[FleetMember]) -> tuple[FleetMember | None, bool]:
         """Another server that has this one's name, and whether that is sure."""
-        for member in members:
-            is_twin = self._is_claim(member) and await self._vetting.is_twin(member)
+        claims = [member for member in members if self._is_claim(member)]
+        said = await asyncio.gather(*(self._vetting.is_twin(member) for member in claims))
+        for member, is_twin in zip(claims, said, strict=True):
             if is_twin is not False:
                 return member, is_twin is True
         return None, True

@@ -76,6 +76,8 @@ class Engine:
             self.block_size_bytes,
             clock,
         )
+        self._closing: set[asyncio.Task[None]] = set()
+        """Origins of buckets that could not be added."""
         self._unstored_bytes = 0
         # One for each time that a request may have been handed on: what waits for another server must not keep that
         # server's own requests waiting, or both wait for ever.
@@ -92,11 +94,20 @@ class Engine:
         )
         rng = self._rng.fork(len(self.buckets))
         origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
-        number = self._open_bucket(name, spec, origin.url, ())
+        try:
+            number = self._open_bucket(name, spec, origin.url, ())
+        except BaseException:
+            self._close_soon(origin)
+            raise
         bucket = Bucket(name, number, spec, origin, mark=mark_of(spec, origin.url))
         self.fleet.peers.marks.of[name] = bucket.mark
         self.buckets[name] = self._by_number[number] = bucket
         return True
+
+    def _close_soon(self, origin: GuardedOrigin) -> None:
+        closing = asyncio.get_running_loop().create_task(origin.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def apply_rules(self, bucket: Bucket) -> None:
         """Keep a bucket by its rules and pins. Raises ConfigError, EnvironmentProblem."""
@@ -246,6 +257,7 @@ class Engine:
         await self._beginnings.close()
         for bucket in self.buckets.values():
             await bucket.origin.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
         await self.fleet.close()
         await self.store.close()
 

@@ -199,9 +199,9 @@ class Fleet:
         """Have every other member drop what it knows under a prefix; the names of those that could not be told, and
         will be as soon as they can be."""
         names = ({member.name for member in self._members} | self.dues.gone) - {self.me.name}
-        self.dues.owe(names, bucket, prefix)
+        number = self.dues.owe(names, bucket, prefix)
         await self._pay(names)
-        return self.dues.missed(bucket, prefix)
+        return self.dues.missed(bucket, prefix, number)
 
     async def _pay(self, names: Iterable[str]) -> None:
         await asyncio.gather(*(self.dues.pay(name, self._urls[name]) for name in names if name in self._urls))

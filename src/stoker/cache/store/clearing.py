@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from stoker._native import FileProblem, Piece, crc32c
+from stoker._native import Piece
 from stoker.base.rng import Rng
 from stoker.cache.evict import (
     REPLICA_AWARE,
@@ -28,18 +28,16 @@ from stoker.cache.evict import (
 )
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
-from stoker.cache.segments import Placement
 from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
 from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
-from stoker.errors import CorruptBlock, EnvironmentProblem
+from stoker.cache.store.lot_files import LotFiles
+from stoker.cache.store.lots import KeptBucket
+from stoker.cache.store.rewriting import Rewriting
 
-RETRY_S = 5.0
 DRAWS_MAX = 8
 """So often pieces are drawn by chance where few of them may leave."""
-REWRITE_SHARE = 0.25
-"""The part of the time that may go into writing segments anew."""
 LOOK_SHARE = 0.01
 """The part of the time that may go into looking for such, where there is none."""
 LOOK_EVERY_S_MAX = 60.0
@@ -74,14 +72,19 @@ class Clearing:
         self._large = large
         self._rng = rng
         self._lock = asyncio.Lock()
-        self._rewrite_from = 0.0
         self._look_from = 0.0
         self._old_from: dict[int, float] = {}
         self._loads: list[tuple[str, int]] = []
         self.foreseen = Foreseen(held, large, rng)
+        self._lot_files = LotFiles(held, large, rng)
+        self._rewriting = Rewriting(held, self.foreseen)
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
-        self.rewritten_bytes = 0
+
+    @property
+    def rewritten_bytes(self) -> int:
+        """What was written anew since the start."""
+        return self._rewriting.rewritten_bytes
 
     @contextlib.contextmanager
     def loading(self, bucket: str, since_s: int) -> Iterator[None]:
@@ -155,7 +158,7 @@ class Clearing:
     async def rewrite_sparse(self) -> bool:
         """Write the sparsest segment anew, if there is one and it is time to; whether it was."""
         held = self._held
-        if held.now() < max(self._rewrite_from, self._look_from):
+        if held.now() < max(self._rewriting.next_at, self._look_from):
             return False
         async with self._lock:
             began = held.now()
@@ -165,7 +168,7 @@ class Clearing:
                 now = held.now()
                 self._look_from = now + min(LOOK_EVERY_S_MAX, (now - began) * (1 / LOOK_SHARE - 1))
                 return False
-            return await self._leave(number, await self._pieces(number), is_whole=True)
+            return await self._rewriting.leave(number, await self._pieces(number), is_whole=True)
 
     def _live_bytes(self, segments: Sequence[int]) -> dict[int, int]:
         """In a thread: what of each segment is still held. Of large objects' files there may be many more."""
@@ -182,18 +185,28 @@ class Clearing:
             self._old_from[bucket.number] = held.now() + bucket.evict_after_s * OLD_SHARE
             before_s = int(held.now_s() - bucket.evict_after_s)
             async with self._lock:
-                lots = {lot.number for lot in bucket.lots if not lot.is_pinned}
-                for number in held.segments.written_before(lots, before_s):
+                for number in held.segments.written_before(bucket.ordinary_lots, before_s):
+                    # Each wait may have brought something new to those that come later, or other rules.
+                    if not held.segments.was_written_before(number, bucket.ordinary_lots, before_s):
+                        continue
                     if held.segments.is_open(number):
                         held.segments.seal_segment(number)
                         held.files.finish(number)
-                    await self._leave(number, [])
+                    pinned = await held.run(self._pinned, number) if bucket.has_rules else []
+                    await self._rewriting.leave(number, pinned)
                 for number, container in (await held.run(held.index.containers)).items():
                     is_due = container.bucket == bucket.number and container.used_s < before_s
                     if is_due and container.is_large and not self._large.is_busy(number):
-                        pieces = await self._pieces(number)
-                        if pieces and (lot := held.lot_of_piece(pieces[0])) in lots:
-                            self._large.lose_file(number, lot)
+                        await self._give_up_old_file(bucket, number, before_s)
+
+    async def _give_up_old_file(self, bucket: KeptBucket, number: int, before_s: int) -> None:
+        pieces = await self._pieces(number)
+        now = self._held.index.container(number)  # something may have been written to it meanwhile
+        if not pieces or now is None or now.used_s >= before_s or self._large.is_busy(number):
+            return
+        lot = self._held.lot_of_piece(pieces[0])
+        if lot in bucket.ordinary_lots:
+            self._large.lose_file(number, lot)
 
     def _load_began_s(self, lot: int, before_s: int | None) -> int | None:
         """When the first of the loads of the lot's bucket began; where all have ended since, when they had."""
@@ -202,9 +215,9 @@ class Clearing:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def _ask(self, lot: int, size_bytes: int, *, is_moving: bool = False, is_loading: bool = False) -> Need:
+    def _ask(self, lot: int, size_bytes: int, *, is_loading: bool = False) -> Need:
         leaving_bytes = self._held.files.sending.leaving_bytes()
-        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_moving=is_moving, is_loading=is_loading)
+        return self._held.room.ask(lot, size_bytes, leaving_bytes, is_loading=is_loading)
 
     async def _give_up_one(
         self, need: Need, before_s: int | None = None, newcomer: Newcomer | None = None
@@ -217,8 +230,8 @@ class Clearing:
         latest = await self.foreseen.choose(foreseen, newcomer or ANY) if foreseen else None
         if foreseen:
             need = need._replace(lots=need.lots - foreseen)
-        block = self._stalest(need, before_s, is_large=True)
-        packed = self._stalest(need, before_s, is_large=False)
+        block = await self._stalest_block(need, before_s)
+        packed, _ = self._draw(need, before_s, is_large=False)
         number = self._oldest(need, before_s)
         # As long as something was not used, so long it may be until it is.
         unused_s = max((drawn.choice.staleness_s for drawn in (block, packed) if drawn), default=0.0)
@@ -234,7 +247,7 @@ class Clearing:
             return False
         leaving = await self._choose_segment(number, packed if before_s is None else None)
         self.evicted_bytes += sum(piece.size_bytes for piece in leaving.lost)
-        await self._leave(leaving.number, leaving.kept)
+        await self._rewriting.leave(leaving.number, leaving.kept)
         return True
 
     async def _give_up_latest(self, latest: Foreseeing) -> bool:
@@ -247,7 +260,9 @@ class Clearing:
         if not held.segments.is_at_rest(latest.segment):
             return True  # something is written to it by now: another is chosen
         held.files.finish(latest.segment)
-        await self._leave(latest.segment, latest.kept if held.now() >= self._rewrite_from else ())
+        await self._rewriting.leave(
+            latest.segment, latest.kept if held.now() >= self._rewriting.next_at else ()
+        )
         return True
 
     def _oldest(self, need: Need, before_s: int | None) -> int | None:
@@ -268,7 +283,7 @@ class Clearing:
         written anew if chance finds such a one."""
         held = self._held
         tries = [] if packed is None else [n for n in packed.with_copies if held.segments.is_at_rest(n)]
-        has_time = held.now() >= self._rewrite_from
+        has_time = held.now() >= self._rewriting.next_at
         best: _Leaving | None = None
         for number in tries[:TRIES_MAX] or [oldest]:
             pieces = await self._pieces(number)
@@ -294,29 +309,54 @@ class Clearing:
             number, [pieces[i] for i in sorted(kept)], [pieces[i] for i in lost], last_copies_bytes
         )
 
-    def _stalest(self, need: Need, before_s: int | None, *, is_large: bool) -> _Drawn | None:
-        """Of some that were drawn by chance, the piece that was used longest ago."""
+    async def _stalest_block(self, need: Need, before_s: int | None) -> _Drawn | None:
+        """Of some blocks of large objects that were drawn by chance, the one that was used longest ago."""
+        block, count = self._draw(need, before_s, is_large=True)
+        if block is None and count < SAMPLE_SIZE and self._hold_large(need.lots):
+            drawn = await self._lot_files.draw(need.lots, SAMPLE_SIZE)
+            own = [piece for piece in drawn if self._held.lot_of_piece(piece) in need.lots]
+            block = self._stalest(own, before_s, is_large=True)
+        return block
+
+    def _draw(self, need: Need, before_s: int | None, *, is_large: bool) -> tuple[_Drawn | None, int]:
+        """The stalest of some that were drawn by chance, and how many of them were of these lots."""
         held = self._held
         buckets = held.lots.buckets_of(need.lots)
-        if not buckets:
+        count = 0
+        for _ in range(DRAWS_MAX if is_large or before_s is not None else 1):
+            drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64()) if buckets else []
+            if not drawn:
+                break
+            own = [piece for piece in drawn if held.lot_of_piece(piece) in need.lots]
+            count += len(own)
+            stalest_own = self._stalest(own, before_s, is_large=is_large)
+            if stalest_own is not None:
+                return stalest_own, count
+        return None, count
+
+    def _stalest(self, drawn: Sequence[Piece], before_s: int | None, *, is_large: bool) -> _Drawn | None:
+        """Of these pieces that may leave the one that was used longest ago."""
+        now_s = self._held.now_s()
+        free = [
+            piece
+            for piece in drawn
+            if not (is_large and self._large.is_busy(piece.container))
+            and (before_s is None or piece.used_s < before_s)
+        ]
+        candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in free]
+        choice = stalest(candidates, now_s)
+        if choice is None:
             return None
-        for _ in range(1 if before_s is None else DRAWS_MAX):
-            drawn = held.index.sample(SAMPLE_SIZE, buckets, is_large, self._rng.next64())
-            free = [
-                piece
-                for piece in drawn
-                if held.lot_of_piece(piece) in need.lots
-                and not (is_large and self._large.is_busy(piece.container))
-                and (before_s is None or piece.used_s < before_s)
-            ]
-            candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in free]
-            choice = stalest(candidates, held.now_s())
-            if choice is not None:
-                with_copies = [i for i, candidate in enumerate(candidates) if candidate.copies > 1]
-                with_copies.sort(key=lambda i: -staleness_s(candidates[i], held.now_s()))
-                containers = tuple(dict.fromkeys(free[i].container for i in with_copies))
-                return _Drawn(free[choice.position], choice, containers)
-        return None
+        with_copies = [i for i, candidate in enumerate(candidates) if candidate.copies > 1]
+        with_copies.sort(key=lambda i: -staleness_s(candidates[i], now_s))
+        containers = tuple(dict.fromkeys(free[i].container for i in with_copies))
+        return _Drawn(free[choice.position], choice, containers)
+
+    def _hold_large(self, lots: Collection[int]) -> bool:
+        """Whether anything but segments is counted in these lots."""
+        segments = self._held.segments
+        packed_bytes = sum(segments.bytes_of(number) for number in segments.of_lots(lots))
+        return sum(self._held.room.used_by(lot) for lot in lots) > packed_bytes
 
     def _copies(self, piece: Piece) -> int:
         policy = self._held.lots[piece.bucket].lots[0].policy
@@ -326,74 +366,9 @@ class Clearing:
         held = self._held
         return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
 
+    def _pinned(self, number: int) -> list[Piece]:
+        """In a thread: what is pinned of a segment; it may have been packed before it was."""
+        return [piece for piece, _ in self._held.index.pieces(number) if self._is_pinned(piece)]
+
     async def _pieces(self, number: int) -> list[Piece]:
         return [piece for piece, _ in await self._held.run(self._held.index.pieces, number)]
-
-    # -- a segment ----------------------------------------------------------------------------------------------
-
-    async def _leave(self, number: int, kept: Sequence[Piece], *, is_whole: bool = False) -> bool:
-        """Give up a segment after these pieces of it were written anew, as far as there is room for them; where it
-        `is_whole`, only if all were. Whether it left."""
-        held = self._held
-        began = held.now()
-        moves = self._place(kept)
-        is_kept = is_whole and len(moves) < len(kept)
-        try:
-            if moves and not is_kept:
-                self.rewritten_bytes += await held.run(self._copy, number, moves)
-        finally:
-            for _, placement in moves:
-                held.segments.settle(placement.segment)
-                if placement.sealed is not None:
-                    held.files.finish(placement.sealed)
-        now = held.now()
-        if moves:
-            self._rewrite_from = now + (now - began) * (1 / REWRITE_SHARE - 1)
-        if is_kept or (is_whole and held.index.container(number) is not None):
-            self._rewrite_from = max(self._rewrite_from, now + RETRY_S)
-            return False
-        await held.run(held.index.lose_container, number)
-        if number in held.segments:
-            held.drop_segment(number)
-        return True
-
-    def _place(self, pieces: Sequence[Piece]) -> list[tuple[Piece, Placement]]:
-        """Take room for pieces that are to be written anew; those for which there is none are left out."""
-        held = self._held
-        moves: list[tuple[Piece, Placement]] = []
-        for piece in pieces:
-            lot = held.lot_of_piece(piece)
-            # Last copies lie apart from newcomers: else each segment that leaves for its copies is half last copies.
-            apart = -1 if held.room.lot(lot).policy == REPLICA_AWARE else self.foreseen.kind_of_piece(piece)
-            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, apart=apart)
-            if not self._ask(lot, growth_bytes, is_moving=True).fits:
-                continue
-            held.room.take(lot, growth_bytes)
-            placement = held.segments.place(lot, piece.size_bytes, held.now_s(), apart=apart)
-            moves.append((piece, placement))
-            if placement.is_new and not self._create(placement.segment):
-                break
-        return moves
-
-    def _create(self, number: int) -> bool:
-        try:
-            self._held.files.create(number)
-        except EnvironmentProblem:
-            self._held.segments.seal_segment(number)
-            return False
-        return True
-
-    def _copy(self, number: int, moves: Sequence[tuple[Piece, Placement]]) -> int:
-        """In a thread. What cannot be read or written is left out, and leaves with its segment."""
-        held, copied = self._held, 0
-        for piece, placement in moves:
-            try:
-                data = held.files.read(number, piece.offset, piece.size_bytes)
-                if crc32c(data) != piece.crc:
-                    continue
-                held.files.write(placement.segment, placement.offset, data)
-                held.index.move(piece, placement.segment, placement.offset)
-            except (CorruptBlock, EnvironmentProblem, FileProblem):
-                continue
-            copied += len(data)
-        return copied

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -140,7 +140,8 @@ class Holdings:
             raise EnvironmentProblem(f"cannot write to the cache index: {problem.strerror}") from problem
 
     def divide(self, bucket: KeptBucket, before: Iterable[Lot]) -> None:
-        """Count what a bucket holds in the lots that it has now; `before`: those that it was counted in."""
+        """Count what a bucket holds in the lots that it has now; `before`: those that it was counted in. What is being
+        written, or waits to leave, stays in the lot in which its room was taken."""
         old = KeptBucket(bucket.name, bucket.number, list(before))
         if not old.lots or (not old.has_rules and not bucket.has_rules):
             return
@@ -155,8 +156,13 @@ class Holdings:
                 self.segments.set_lot(number, lot)
             else:
                 was, size_bytes = old.lot_of(key).number, blocks_bytes(container, self.block_size_bytes)
-            self.room.give(was, size_bytes)
-            self.room.take(lot, size_bytes)
+            self.room.move(was, lot, size_bytes)
+        kept = {lot.number for lot in bucket.lots}
+        for number in self.segments.of_lots(lot.number for lot in old.lots if lot.number not in kept):
+            # The index does not know what is in it: it is only now being written, or nothing is.
+            was, first = self.segments.lot_of(number), bucket.lots[0].number
+            self.segments.set_lot(number, first)
+            self.room.move(was, first, self.segments.bytes_of(number))
 
     def drop_segment(self, number: int) -> None:
         """Give up a whole segment, of which the index knows nothing any more."""
@@ -164,10 +170,12 @@ class Holdings:
         self.files.unlink(number, size_bytes)
         self.room.give(lot, size_bytes)
 
-    def drop_file(self, lot: int, number: int, size_bytes: int) -> None:
-        """Give up a large object's file, of which the index knows nothing any more."""
-        self.files.unlink(number, size_bytes)
-        self.room.give(lot, size_bytes)
+    def drop_file(self, number: int, charges: Mapping[int, int]) -> None:
+        """Give up a large object's file, of which the index knows nothing any more. `charges`: what is counted for it,
+        by lot."""
+        self.files.unlink(number, sum(charges.values()))
+        for lot, size_bytes in charges.items():
+            self.room.give(lot, size_bytes)
 
     def _clear(self, bucket: KeptBucket) -> None:
         keys = self.index.container_keys() if bucket.has_rules else {}
@@ -179,4 +187,4 @@ class Holdings:
         for number, container in held.items():
             if container.is_large:
                 lot = bucket.lot_of(keys.get(number, "")).number
-                self.drop_file(lot, number, blocks_bytes(container, self.block_size_bytes))
+                self.drop_file(number, {lot: blocks_bytes(container, self.block_size_bytes)})

@@ -36,11 +36,16 @@ class LargeFiles:
         self._writes: Counter[int] = Counter()
         self._handed_out: set[int] = set()
         self._holes: list[_Hole] = []
-        self._doomed: dict[int, int] = {}
+        self._doomed: dict[int, Counter[int]] = {}
+        """What is still counted for them, by lot: their bucket may have been divided anew meanwhile."""
+        self.of_lots: dict[int, set[int]] = {}
+        """All files of some lots; see LotFiles."""
 
-    def begin_write(self, container: int, offset: int) -> None:
+    def begin_write(self, lot: int, container: int, offset: int) -> None:
         """A block whose room is taken is being written; the file stays meanwhile."""
         self._writes[container] += 1
+        if lot in self.of_lots:
+            self.of_lots[lot].add(container)
         for hole in [hole for hole in self._holes if (hole.container, hole.offset) == (container, offset)]:
             self._holes.remove(hole)  # the same bytes again
             self._held.room.give(hole.lot, hole.charge_bytes)
@@ -54,6 +59,11 @@ class LargeFiles:
             self._give_back(_Hole(lot, container, offset, size_bytes))
         if container in self._doomed and not self.is_written(container):
             self._drop(container, lot, 0)
+
+    def forget_lot(self, container: int) -> None:
+        """It is in none of the lots of which all files are known."""
+        for files in self.of_lots.values():
+            files.discard(container)
 
     def is_written(self, container: int) -> bool:
         """Whether a block is being written into it now."""
@@ -88,7 +98,7 @@ class LargeFiles:
     def release(self, lot: int, container: int, charge_bytes: int) -> None:
         """The index knows nothing of the file's blocks any more, which took so much."""
         if self.is_written(container):
-            self._doomed[container] = self._doomed.get(container, 0) + charge_bytes
+            self._doomed.setdefault(container, Counter())[lot] += charge_bytes
         else:
             self._drop(container, lot, charge_bytes)
 
@@ -112,7 +122,8 @@ class LargeFiles:
         else:
             # A file system without holes: the file leaves, and this with it.
             self._holes.append(hole)
-            self.lose_file(hole.container, hole.lot)
+            piece, _ = held.index.pieces(hole.container)[0]
+            self.lose_file(hole.container, held.lot_of_piece(piece))
 
     def _length_bytes(self, hole: _Hole) -> int:
         """To the end of its last page, where no other block begins in that."""
@@ -120,9 +131,11 @@ class LargeFiles:
         return hole.charge_bytes if is_aligned else hole.size_bytes
 
     def _drop(self, container: int, lot: int, charge_bytes: int) -> None:
+        charges = self._doomed.pop(container, Counter())
+        charges[lot] += charge_bytes
         for hole in [hole for hole in self._holes if hole.container == container]:
             self._holes.remove(hole)
-            charge_bytes += hole.charge_bytes
-        charge_bytes += self._doomed.pop(container, 0)
+            charges[hole.lot] += hole.charge_bytes
         self._handed_out.discard(container)
-        self._held.drop_file(lot, container, charge_bytes)
+        self.forget_lot(container)
+        self._held.drop_file(container, charges)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +42,11 @@ class KeptBucket:
     def has_rules(self) -> bool:
         return len(self.lots) > 1
 
+    @property
+    def ordinary_lots(self) -> frozenset[int]:
+        """The numbers of those that are not pinned."""
+        return frozenset(lot.number for lot in self.lots if not lot.is_pinned)
+
 
 class Lots:
     """All buckets of one store. A lot's number is made of its bucket's and its own in it."""
@@ -73,36 +78,40 @@ class Lots:
         evict_after_s: float = 0.0,
         rules: Sequence[PrefixRule] = (),
     ) -> KeptBucket:
-        """What a bucket may keep. Rules that are no more keep their lot until it is empty, as an ordinary one.
+        """What a bucket may keep. What is counted in lots of rules that are no more is to be counted in those that the
+        bucket has now.
 
         Raises ValueError where there are too many.
         """
         bucket = self._buckets.setdefault(number, KeptBucket(name, number))
         bucket.evict_after_s = evict_after_s
         first = number * _LOTS_MAX
-        known = {lot.prefix: lot.number for lot in bucket.lots}
-        used = set(known.values())
-        lots = [Lot(first, name, "", policy)]
+        known = {lot.prefix: lot.number for lot in bucket.lots if lot.prefix}
         wanted = {rule.prefix: rule for rule in rules}
-        for prefix in [*wanted, *(prefix for prefix in known if prefix and prefix not in wanted)]:
-            rule = wanted.get(prefix, PrefixRule(prefix))
+        used = {number for prefix, number in known.items() if prefix in wanted}
+        lots = [Lot(first, name, "", policy)]
+        for prefix, rule in wanted.items():
             lot_number = known.get(prefix)
             if lot_number is None:
-                free = (n for n in range(first + 1, first + _LOTS_MAX) if n not in used)
-                lot_number = next(free, None)
+                lot_number = self._free(first, used)
                 if lot_number is None:
                     raise ValueError(
                         f"{name!r} has more than {_LOTS_MAX - 1} prefixes with rules of their own"
                     )
                 used.add(lot_number)
-            elif prefix not in wanted and not self._room.used_by(lot_number):
-                continue
             lots.append(Lot(lot_number, name, prefix, policy, rule.quota_bytes, rule.is_pinned))
+        # What is being written there, or waits to leave, is counted there until it has ended.
+        gone = [Lot(n, name, prefix, policy) for prefix, n in known.items() if n not in used]
         bucket.lots = lots
-        for lot in lots:
+        for lot in [*lots, *gone]:
             self._room.set_lot(lot)
         self._room.set_quota(name, quota_bytes)
         return bucket
+
+    def _free(self, first: int, used: Collection[int]) -> int | None:
+        """A number for a lot of the bucket whose lots begin there: one in which nothing is counted any more."""
+        numbers = range(first + 1, first + _LOTS_MAX)
+        return next((n for n in numbers if n not in used and not self._room.used_by(n)), None)
 
     def bucket_of(self, lot: int) -> int:
         """The number of the bucket that a lot is of."""

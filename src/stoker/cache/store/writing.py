@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from stoker._native import FileProblem, crc32c
 from stoker.cache.segments import pages_bytes
@@ -72,15 +74,15 @@ class Writing:
         self, known: Known, data: Data, is_loading: bool, newcomer: Newcomer | None
     ) -> bool:
         held, size_bytes = self._held, len(data)
-        lot = held.lot_of(known.bucket, known.key)
         apart = 0 if newcomer is None else self._clearing.foreseen.kind_of(known.bucket, known.key)
 
-        def growth_bytes() -> int:
+        def growth_bytes(lot: int) -> int:
             return held.segments.growth_bytes(lot, size_bytes, apart=apart)
 
-        if not await self._clearing.make_room(lot, growth_bytes, is_loading=is_loading, newcomer=newcomer):
+        lot = await self._make_room(known, growth_bytes, is_loading, newcomer)
+        if lot is None:
             return False
-        held.room.take(lot, growth_bytes())
+        held.room.take(lot, growth_bytes(lot))
         placement = held.segments.place(lot, size_bytes, held.now_s(), apart=apart)
         if placement.sealed is not None:
             held.files.finish(placement.sealed)
@@ -99,10 +101,8 @@ class Writing:
         self, known: Known, block: int, data: Data, is_loading: bool, newcomer: Newcomer | None
     ) -> bool:
         held, size_bytes = self._held, len(data)
-        lot = held.lot_of(known.bucket, known.key)
-        if not await self._clearing.make_room(
-            lot, lambda: pages_bytes(size_bytes), is_loading=is_loading, newcomer=newcomer
-        ):
+        lot = await self._make_room(known, lambda _: pages_bytes(size_bytes), is_loading, newcomer)
+        if lot is None:
             return False
         try:
             container, is_new = self._file_of(known)
@@ -111,16 +111,35 @@ class Writing:
             return False
         held.room.take(lot, pages_bytes(size_bytes))
         offset = block * held.block_size_bytes
-        self._large.begin_write(container, offset)
+        self._large.begin_write(lot, container, offset)
         is_held = False
         try:
             is_held = await self._write(known, block, container, offset, data, is_new=is_new)
+            if is_held:  # its bucket may have been divided anew meanwhile
+                held.room.move(lot, held.lot_of(known.bucket, known.key), pages_bytes(size_bytes))
         finally:
             self._large.end_write(lot, container, offset, size_bytes, is_held=is_held)
             identity = known.bucket, known.key, known.tag
             if self._filling.get(identity) == container and not self._large.is_written(container):
                 del self._filling[identity]
         return is_held
+
+    async def _make_room(
+        self,
+        known: Known,
+        size_bytes: Callable[[int], int],
+        is_loading: bool,
+        newcomer: Newcomer | None,
+    ) -> int | None:
+        """The lot that it is counted in, where so much fits now; None if it does not."""
+        while True:
+            lot = self._held.lot_of(known.bucket, known.key)
+            if not await self._clearing.make_room(
+                lot, partial(size_bytes, lot), is_loading=is_loading, newcomer=newcomer
+            ):
+                return None
+            if self._held.lot_of(known.bucket, known.key) == lot:  # else it was divided anew meanwhile
+                return lot
 
     async def _write(
         self, known: Known, block: int | None, container: int, offset: int, data: Data, *, is_new: bool

@@ -1,0 +1,104 @@
+"""Writing anew what is to stay of a segment that leaves. It takes no more than a share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker._native import FileProblem, Piece, crc32c
+from stoker.cache.evict import REPLICA_AWARE
+from stoker.cache.segments import Placement
+from stoker.cache.store.foreseen import Foreseen
+from stoker.cache.store.holdings import Holdings
+from stoker.errors import CorruptBlock, EnvironmentProblem
+
+RETRY_S = 5.0
+REWRITE_SHARE = 0.25
+"""The part of the time that may go into writing segments anew."""
+
+
+class Rewriting:
+    """Lives on the store's event loop; one segment leaves at a time. `next_at`: when there is time for another."""
+
+    def __init__(self, held: Holdings, foreseen: Foreseen) -> None:
+        self._held = held
+        self._foreseen = foreseen
+        self.next_at = 0.0
+        self.rewritten_bytes = 0
+
+    async def leave(self, number: int, kept: Sequence[Piece], *, is_whole: bool = False) -> bool:
+        """Give up a segment after these pieces of it were written anew, as far as there is room for them; where it
+        `is_whole`, only if all were. Whether it left."""
+        held = self._held
+        began = held.now()
+        moves = self._place(kept)
+        is_kept = is_whole and len(moves) < len(kept)
+        try:
+            if moves and not is_kept:
+                self.rewritten_bytes += await held.run(self._copy, number, moves)
+        finally:
+            for _, placement in moves:
+                held.segments.settle(placement.segment)
+                if placement.sealed is not None:
+                    held.files.finish(placement.sealed)
+        now = held.now()
+        if moves:
+            self.next_at = now + (now - began) * (1 / REWRITE_SHARE - 1)
+        if is_kept or (is_whole and held.index.container(number) is not None):
+            self.next_at = max(self.next_at, now + RETRY_S)
+            return False
+        await held.run(held.index.lose_container, number)
+        if number in held.segments:
+            held.drop_segment(number)
+        return True
+
+    def _place(self, pieces: Sequence[Piece]) -> list[tuple[Piece, Placement]]:
+        """Take room for pieces that are to be written anew; those for which there is none are left out."""
+        held = self._held
+        moves: list[tuple[Piece, Placement]] = []
+        for piece in pieces:
+            lot = held.lot_of_piece(piece)
+            # Last copies lie apart from newcomers: else each segment that leaves for its copies is half last copies.
+            apart = -1 if held.room.lot(lot).policy == REPLICA_AWARE else self._foreseen.kind_of_piece(piece)
+            growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, apart=apart)
+            leaving_bytes = held.files.sending.leaving_bytes()
+            if not held.room.ask(lot, growth_bytes, leaving_bytes, is_moving=True).fits:
+                continue
+            held.room.take(lot, growth_bytes)
+            placement = held.segments.place(lot, piece.size_bytes, held.now_s(), apart=apart)
+            moves.append((piece, placement))
+            if placement.is_new and not self._create(placement.segment):
+                break
+        return moves
+
+    def _create(self, number: int) -> bool:
+        try:
+            self._held.files.create(number)
+        except EnvironmentProblem:
+            self._held.segments.seal_segment(number)
+            return False
+        return True
+
+    def _copy(self, number: int, moves: Sequence[tuple[Piece, Placement]]) -> int:
+        """In a thread. What cannot be read or written now is left out, and leaves with its segment; what is not what it
+        was is given up, or it would keep its segment for ever."""
+        held, copied = self._held, 0
+        for piece, placement in moves:
+            try:
+                data = self._read(number, piece)
+                if data is None:
+                    held.index.lose(piece)
+                    continue
+                held.files.write(placement.segment, placement.offset, data)
+                held.index.move(piece, placement.segment, placement.offset)
+            except (EnvironmentProblem, FileProblem):
+                continue
+            copied += len(data)
+        return copied
+
+    def _read(self, number: int, piece: Piece) -> bytes | None:
+        """In a thread. None: it is not what was written. Raises EnvironmentProblem."""
+        try:
+            data = self._held.files.read(number, piece.offset, piece.size_bytes)
+        except CorruptBlock:
+            return None
+        return data if crc32c(data) == piece.crc else None
