@@ -42,8 +42,8 @@ _HOMES: Mapping[str, _Home] = {
     "jsonl": _Home("jsonl", "Jsonl", (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")),
     "csv": _Home("csv", "Csv", (".csv", ".tsv", ".csv.gz", ".tsv.gz")),
     "mds": _Home("mds", "Mds", (".mds", ".mds.zstd", ".mds.gz")),
-    "parquet": _Home("parquet", "Parquet", (".parquet", ".pq")),
-    "arrow": _Home("arrow", "Arrow", (".arrow", ".feather", ".ipc")),
+    "parquet": _Home("parquet", "Parquet", (".parquet", ".pq", ".parq")),
+    "arrow": _Home("arrow", "Arrow", (".arrow", ".arrows", ".feather", ".ipc")),
     "sql": _Home("sql", "Sql"),
 }  # fmt: skip
 _ASIDE = (
