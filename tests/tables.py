@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.errors import ObjectChanged, ObjectNotFound
+from stoker.cache.client.client import ByteRange
+from stoker.errors import ObjectChanged, ObjectNotFound, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
 DAY = datetime.date(2026, 1, 1)
@@ -141,3 +142,16 @@ class MemoryClient:
             raise ObjectChanged(f"{key} is another version now")
         self.asked.append((key, start, stop))
         return self.objects[key][start:stop]
+
+    def read_ranges(self, bucket: str, ranges: Iterable[ByteRange], *, errors: str) -> list[bytes | StokerError]:
+        assert errors == "return"
+        found: list[bytes | StokerError] = []
+        for key, start, stop, version in ranges:
+            try:
+                found.append(self.read(bucket, key, start, stop, version=version))
+            except StokerError as error:
+                found.append(error)
+        return found
+
+    def refresh(self, bucket: str, prefix: str) -> int:
+        return 0

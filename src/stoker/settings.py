@@ -10,7 +10,7 @@ import functools
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -132,7 +132,7 @@ class CacheSettings:
     endpoint: str | None
     """`http://host:port` or `unix:///path`; None: there is no server yet."""
 
-    token: str | None
+    token: str | None = field(repr=False)
     """Bearer token for it."""
 
     directory: Path

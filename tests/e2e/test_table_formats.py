@@ -109,7 +109,7 @@ def test_reads_are_the_bytes_that_are_read(kind: str, origin: Path, client: Cach
     memory.asked.clear()
     found.read([130])
     (expected,) = zip([reads.keys[i] for i in reads.objects], reads.starts, reads.stops, strict=True)
-    assert memory.asked[-1] == expected
+    assert expected in memory.asked
     assert len(memory.asked) <= 4
     memory.asked.clear()
     assert_samples(found.read(range(130, 160)), range(130, 160))
@@ -134,7 +134,7 @@ def test_parquet_reads_only_the_columns_that_are_wanted(origin: Path) -> None:
     len(found)
     memory.asked.clear()
     assert found.read([7]) == [{"g": table["g"][7].as_py(), "b": table["b"][7].as_py()}]
-    read_bytes = sum(stop - start for _, start, stop in memory.asked[1:])
+    read_bytes = sum(stop - start for _, start, stop in memory.asked)
     assert len(memory.asked) == 3, "the footer and two columns"
     assert read_bytes < len(memory.objects["a.parquet"]) * 0.3
 

@@ -15,7 +15,7 @@ from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import open_client
 from stoker.cache.client.servers import Servers
 from stoker.cache.embedded import EmbeddedCache
-from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.errors import ConfigError, EnvironmentProblem, StokerError
 from stoker.settings import CacheSettings, cache_settings
 
 log = logging.getLogger("stoker.data")
@@ -29,14 +29,25 @@ class Served(NamedTuple):
     prefix: str
 
 
-def attach(url: str, settings: CacheSettings | None = None) -> Served:
+class Started(NamedTuple):
+    """A cache that a process has started for itself. `repr` does not show the token."""
+
+    endpoint: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Started({self.endpoint!r})"
+
+
+def attach(url: str, settings: CacheSettings | None = None, parents: Started | None = None) -> Served:
     """Find the cache for a URL: `stoker://bucket/prefix`, or an origin's own (`file:///…`, `s3://…`).
 
     A file becomes the prefix of its folder. An origin's URL becomes a bucket of the cache that is known
-    (`STOKER_CACHE_ENDPOINT`; `stoker run` sets it), or of one that is started now and ends with this process. Raises
-    ConfigError.
+    (`STOKER_CACHE_ENDPOINT`; `stoker run` sets it), or of the one that a parent process has started, if that runs, or
+    of one that is started now and ends with this process. Raises ConfigError.
     """
     known = settings if settings is not None else cache_settings()
+    _adopt(known, parents)
     parts = urlsplit(url)
     if parts.scheme == "stoker":
         if not parts.netloc:
@@ -133,7 +144,35 @@ def _attached(url: str, known: CacheSettings) -> Served:
 
 def _server(known: CacheSettings) -> tuple[str, str | None]:
     """Where the cache is, and its token."""
-    return _own_cache(known) if known.endpoint is None else (known.endpoint, known.token)
+    if known.endpoint is not None:
+        return known.endpoint, known.token
+    started = _started()
+    if known not in started:
+        started[known] = _own_cache(known)
+    return started[known]
+
+
+def started_cache(settings: CacheSettings | None = None) -> Started | None:
+    """The cache that was started as none is known: what a process that is started by this one is to be told."""
+    return _started().get(settings if settings is not None else cache_settings())
+
+
+@functools.cache
+def _started() -> dict[CacheSettings, Started]:
+    """The caches that this process has started, or has been told of, by the settings that know of none."""
+    return {}
+
+
+def _adopt(known: CacheSettings, parents: Started | None) -> None:
+    """Use a parent's cache in place of one of this process's own, unless it has ended or is another machine's."""
+    if parents is None or known.endpoint is not None or known in _started():
+        return
+    try:
+        _client(*parents).status()
+    except StokerError as error:
+        log.debug("the cache of the process that made the dataset is not used: %s", error)
+        return
+    _started()[known] = parents
 
 
 @functools.cache
@@ -141,8 +180,7 @@ def _client(endpoint: str, token: str | None) -> CacheClient:
     return open_client(endpoint, token)
 
 
-@functools.cache
-def _own_cache(settings: CacheSettings) -> tuple[str, str]:
+def _own_cache(settings: CacheSettings) -> Started:
     """Start this process's cache; a folder that another process uses is left to it."""
     token = new_token()
     cache = EmbeddedCache(settings.directory, capacity_bytes=settings.capacity_bytes, token=token)
@@ -154,4 +192,4 @@ def _own_cache(settings: CacheSettings) -> tuple[str, str]:
         endpoint = cache.start()
     owner = os.getpid()
     atexit.register(lambda: cache.stop() if os.getpid() == owner else None)
-    return endpoint.unix_url, token
+    return Started(endpoint.unix_url, token)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from stoker.data.attach import Served
 from stoker.data.corrupt import REASONS_MAX, Corrupt, Tally
-from stoker.data.formats.choose import AUTO, Format, choose, make_format
+from stoker.data.formats.choose import AUTO, Format, choose, is_database, make_format, shown
 from stoker.data.formats.port import Reads, Records
 from stoker.data.formats.source import Report, Source
 from stoker.data.loader_spent import spent
@@ -28,11 +28,12 @@ class Dataset:
     """The records under a URL, by number. Works as a map-style dataset of PyTorch, also in forked and spawned
     DataLoader workers. Nothing is read before it is needed.
 
-    `url`: `stoker://bucket/prefix` or an origin's own URL. `format` says how records lie in objects: a name ("objects",
-    "folder", "tar", "tfrecord", "recordio", "lines", "jsonl", "csv", "mds", …) whose `options` follow, a format such as
-    `Csv(delimiter=";")`, or "auto", which looks at the objects' names: one record in each object if they tell nothing.
-    Where several records are in an object, an index of them is built on first use, once on each node, and kept in the
-    cache's folder until the objects change.
+    `url`: `stoker://bucket/prefix`, an origin's own URL, or that of a database. `format` says how records lie in
+    objects: a name ("objects", "folder", "tar", "tfrecord", "recordio", "lines", "jsonl", "csv", "mds", "parquet",
+    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at the objects'
+    names: one record in each object if they tell nothing. Where several records are in an object, an index of them is
+    built on first use, once on each node, and kept in the cache's folder until the objects change; that of tables is
+    built of their footers by each process that opens the dataset, and travels to its loader processes.
 
     `decode` maps a record to a sample. By default the record, as its format has it (bytes; a dict; …), is the sample.
     `on_corrupt`: what to do with records that are damaged, or that `decode` rejects: "error" raises BadRecord; "skip"
@@ -69,8 +70,8 @@ class Dataset:
                     f"options ({', '.join(options)}) go with a format's name, or into the format"
                 )
             self._format = format
-        elif format != AUTO:
-            self._format = make_format(format, options)
+        elif format != AUTO or is_database(url):
+            self._format = make_format("sql" if format == AUTO else format, options)
         self._source = Source(url, cache, on_progress)
         self._records: Records | None = None
         self._tally = Tally()
@@ -80,7 +81,7 @@ class Dataset:
         """Keys of the objects that have records: those of the records, in their order, if each object is one."""
         found: Sequence[str] | None = getattr(self.records, "keys", None)
         if found is None:
-            raise ConfigError(f"the records of {self.url!r} are not in objects with keys")
+            raise ConfigError(f"the records of {shown(self.url)!r} are not in objects with keys")
         return found
 
     @property
@@ -88,7 +89,7 @@ class Dataset:
         """Names of the classes, by number. Raises ConfigError where there are none: only "folder" has them."""
         found: list[str] | None = getattr(self.records, "classes", None)
         if found is None:
-            raise ConfigError(f"the records of {self.url!r} have no classes: those of format='folder' do")
+            raise ConfigError(f"the records of {shown(self.url)!r} have no classes: those of format='folder' do")
         return found
 
     @property
@@ -107,6 +108,11 @@ class Dataset:
     def served(self) -> Served:
         """The cache that it is read through, and its bucket there."""
         return self._source.served
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it is read through the cache: rows of a database are not."""
+        return self.records.reads(np.empty(0, np.int64)) is not None
 
     @property
     def fingerprint(self) -> str:
@@ -160,7 +166,7 @@ class Dataset:
             found = self._samples([(first + further) % len(self)])[0]
             if not isinstance(found, BadRecord):
                 return found
-        raise BadRecord(f"no record of {self.url!r} is good; the first: {bad}") from bad
+        raise BadRecord(f"no record of {shown(self.url)!r} is good; the first: {bad}") from bad
 
     def _samples(self, records: Sequence[int]) -> list[Any | BadRecord]:
         numbers = [self._number(record) for record in records]
@@ -179,7 +185,7 @@ class Dataset:
             return self.decode(body)
         except Exception as error:  # noqa: BLE001 (whatever a user's function raises)
             bad = BadRecord(
-                f"record {self._place(number)} of {self.url!r}{_size(body)}: decode raised "
+                f"record {self._place(number)} of {shown(self.url)!r}{_size(body)}: decode raised "
                 f"{type(error).__name__}: {error}"
             )
             bad.__cause__ = error
@@ -197,14 +203,14 @@ class Dataset:
     def _number(self, record: int) -> int:
         number = operator.index(record)
         if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.url!r} has {len(self)} records: there is no record {number}")
+            raise IndexError(f"{shown(self.url)!r} has {len(self)} records: there is no record {number}")
         return number % len(self)
 
     def _opened(self) -> Records:
         if self._records is None:
             if self._format is None:
                 choice = choose(self.url, self._source.listing().keys)
-                log.info("%s is read in format %r: %s", self.url, choice.name, choice.why)
+                log.info("%s is read in format %r: %s", shown(self.url), choice.name, choice.why)
                 self._format = make_format(choice.name, self._options)
             records = self._format.open(self._source)
             self._source.forget()
@@ -215,7 +221,7 @@ class Dataset:
                     "on_corrupt='skip' goes on without what is behind that"
                 )
             if not len(records):
-                raise EmptyDataset(f"there are no records in the objects under {self.url!r}")
+                raise EmptyDataset(f"there are no records in the objects under {shown(self.url)!r}")
             self._records = records
         return self._records
 

@@ -198,6 +198,8 @@ class Loader:
         if not self._announces:
             return None
         dataset: Dataset = self.dataset  # type: ignore[assignment]
+        if not dataset.is_cached:
+            return None
         client, bucket = dataset.served[:2]
         group = f"{self.name}/{self._fingerprint}"
         return Announcer(dataset.records, client, bucket, self.name, group)

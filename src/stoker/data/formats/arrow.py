@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,12 +11,35 @@ import msgspec
 from stoker.base.ranges import ByteRange
 from stoker.data.attach import Served
 from stoker.data.formats.arrow_messages import DICTIONARY, END_OF_STREAM, RECORDS, SCHEMA, messages
+from stoker.data.formats.source import Source
 from stoker.data.formats.table_index import Group, Place, Scanned
-from stoker.data.formats.table_objects import Objects, SpanFile
+from stoker.data.formats.table_objects import Objects, SpanFile, check_limits
 from stoker.data.formats.table_records import HELD_BYTES, Head, TableRecords, needs_pyarrow
 from stoker.data.formats.table_rows import damage, features_of
 from stoker.errors import ConfigError, DataError
 from stoker.wire.cache_api import ObjectInfo
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A sample is a row of Arrow files and streams, as a dict of its columns. Options are those of TableRecords."""
+
+    name = "arrow"
+    columns: Sequence[str] | None = None
+    held_bytes: int = HELD_BYTES
+    suffixes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        needs_pyarrow("Arrow files")
+        check_limits(self.held_bytes, self.columns)
+
+    def open(self, source: Source) -> ArrowRecords:
+        """The rows under a URL. Raises EmptyDataset, ConfigError, DataError, CacheError."""
+        records = ArrowRecords(
+            source, columns=self.columns, held_bytes=self.held_bytes, suffixes=self.suffixes
+        )
+        len(records)  # finds them
+        return records
 
 
 class ArrowRecords(TableRecords):
@@ -27,7 +51,7 @@ class ArrowRecords(TableRecords):
 
     def __init__(
         self,
-        served: Served,
+        served: Served | Source,
         *,
         columns: Sequence[str] | None = None,
         held_bytes: int = HELD_BYTES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -13,6 +14,10 @@ from stoker.data.formats.source import Source
 from stoker.errors import ConfigError
 
 AUTO = "auto"
+_DATABASE = re.compile(r"(postgres(ql)?|mysql|mariadb|sqlite|oracle|mssql|cockroachdb)(\+\w+)?://", re.IGNORECASE)
+_PASSWORD = re.compile(r"(://[^:/@]*):[^@/]*@")
+_DATABASE_PASSWORD = re.compile(r"(://[^:/@]*):.*@")
+"""SQLAlchemy takes some that are not quoted."""
 
 
 class Format(Protocol):
@@ -42,8 +47,8 @@ _HOMES: Mapping[str, _Home] = {
     "jsonl": _Home("jsonl", "Jsonl", (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")),
     "csv": _Home("csv", "Csv", (".csv", ".tsv", ".csv.gz", ".tsv.gz")),
     "mds": _Home("mds", "Mds", (".mds", ".mds.zstd", ".mds.gz")),
-    "parquet": _Home("parquet", "Parquet", (".parquet", ".pq")),
-    "arrow": _Home("arrow", "Arrow", (".arrow", ".feather", ".ipc")),
+    "parquet": _Home("parquet", "Parquet", (".parquet", ".pq", ".parq")),
+    "arrow": _Home("arrow", "Arrow", (".arrow", ".arrows", ".feather", ".ipc")),
     "sql": _Home("sql", "Sql"),
 }  # fmt: skip
 _ASIDE = (
@@ -62,6 +67,16 @@ class Choice(NamedTuple):
 def names() -> list[str]:
     """Of all formats."""
     return list(_HOMES)
+
+
+def is_database(url: str) -> bool:
+    """Whether a URL is one of SQLAlchemy's."""
+    return _DATABASE.match(url) is not None
+
+
+def shown(url: str) -> str:
+    """A dataset's URL as messages may have it: without a password."""
+    return (_DATABASE_PASSWORD if is_database(url) else _PASSWORD).sub(r"\1:***@", url)
 
 
 def make_format(name: str, options: Mapping[str, Any]) -> Format:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.base.ranges import ByteRange
 from stoker.data.attach import Served
 from stoker.data.formats.parquet_footer import DamagedFooter, RowGroup, read_footer
+from stoker.data.formats.source import Source
 from stoker.data.formats.table_index import Group, Place, Scanned, coalesced
-from stoker.data.formats.table_objects import Objects, SpanFile
+from stoker.data.formats.table_objects import Objects, SpanFile, check_limits
 from stoker.data.formats.table_records import HELD_BYTES, Head, TableRecords, needs_pyarrow
 from stoker.data.formats.table_rows import features_of
 from stoker.errors import DataError
@@ -22,6 +24,28 @@ _HEAD_FACTOR = 4
 """A decoded footer takes about so many times its bytes."""
 
 
+@dataclass(frozen=True)
+class Parquet:
+    """A sample is a row of Parquet files, as a dict of its columns. Options are those of TableRecords."""
+
+    name = "parquet"
+    columns: Sequence[str] | None = None
+    held_bytes: int = HELD_BYTES
+    suffixes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        needs_pyarrow("Parquet files")
+        check_limits(self.held_bytes, self.columns)
+
+    def open(self, source: Source) -> ParquetRecords:
+        """The rows under a URL. Raises EmptyDataset, ConfigError, DataError, CacheError."""
+        records = ParquetRecords(
+            source, columns=self.columns, held_bytes=self.held_bytes, suffixes=self.suffixes
+        )
+        len(records)  # finds them
+        return records
+
+
 class ParquetRecords(TableRecords):
     """The rows of Parquet files. Options and errors are those of TableRecords; pages that have a checksum are checked.
 
@@ -30,7 +54,7 @@ class ParquetRecords(TableRecords):
 
     def __init__(
         self,
-        served: Served,
+        served: Served | Source,
         *,
         columns: Sequence[str] | None = None,
         held_bytes: int = HELD_BYTES,

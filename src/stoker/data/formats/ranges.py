@@ -16,8 +16,14 @@ from stoker.data.formats.source import Source
 from stoker.data.framing.scan import Malformed, Scan, Spans
 from stoker.data.index_build import Part, Selected, opened_index
 from stoker.data.record_index import Listing, RecordIndex, StringTable
-from stoker.data.versions import Versions, changed
-from stoker.errors import BadRecord, ConfigError, ObjectChanged, ObjectNotFound
+from stoker.errors import (
+    BadRecord,
+    ConfigError,
+    DatasetChanged,
+    ObjectChanged,
+    ObjectNotFound,
+    StokerError,
+)
 
 COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4", ".z")
 
@@ -72,7 +78,6 @@ class RangeRecords:
         self.format = form
         self.index = index
         self._source = source
-        self._versions = Versions(source, index.listing)
 
     @property
     def fingerprint(self) -> str:
@@ -109,28 +114,37 @@ class RangeRecords:
         """Samples in the order of `numbers`. Raises DatasetChanged, CacheError."""
         reads = self.reads(np.asarray(numbers, np.int64))
         objects = reads.objects.tolist()
-        self._versions.confirm(objects)
-        places = list(zip(objects, reads.starts.tolist(), reads.stops.tolist(), strict=True))
-        keys = {number: self.keys[number] for number in set(objects)}
-        wanted = [ByteRange(keys[number], start, stop) for number, start, stop in places if stop > start]
-        try:
-            bodies = iter(self._source.client.read_ranges(self._source.bucket, wanted))
-        except (ObjectChanged, ObjectNotFound) as error:
-            raise changed(self._source.url, " or ".join(sorted(set(keys.values()))[:3])) from error
+        listing = self.index.listing
+        indexed = {number: (listing.keys[number], listing.versions[number] or None) for number in set(objects)}
+        wanted = []
+        for number, start, stop in zip(objects, reads.starts.tolist(), reads.stops.tolist(), strict=True):
+            key, version = indexed[number]
+            wanted.append(ByteRange(key, start, stop, version))
+        # Ranges of another version would be read without an error, but be no records.
+        bodies = self._source.client.read_ranges(self._source.bucket, wanted, errors="return")
         found: list[Any | BadRecord] = []
-        for record, (number, start, stop) in zip(numbers, places, strict=True):
-            body = next(bodies) if stop > start else b""
+        for record, number, part, body in zip(numbers, objects, wanted, bodies, strict=True):
+            if isinstance(body, ObjectChanged | ObjectNotFound):
+                self._source.refresh()  # or the next start would be given the same old list
+                raise DatasetChanged(self._changed(part.key)) from body
+            if isinstance(body, StokerError):
+                raise body
             try:
-                if len(body) != stop - start:
+                if len(body) != part.stop - part.start:
                     raise Malformed(f"only {len(body)} bytes of it are there")
                 found.append(self.format.sample(body, self.index.common(number)))
             except Malformed as error:
-                self._versions.confirm_now(number)
-                found.append(self._bad(record, keys[number], start, stop, error))
+                found.append(self._bad(record, part, error))
         return found
 
-    def _bad(self, record: int, key: str, start: int, stop: int, error: Malformed) -> BadRecord:
+    def _changed(self, key: str) -> str:
+        return (
+            f"{key!r} of {self._source.url!r} was changed or removed after the records in it were found: put back what "
+            "was there, or start the run again, which finds the records anew"
+        )
+
+    def _bad(self, record: int, part: ByteRange, error: Malformed) -> BadRecord:
         return BadRecord(
-            f"record {record} of {self._source.url!r} (bytes {start} to {stop} of {key!r}) is damaged: {error} "
-            f"(at byte {start + error.offset})"
+            f"record {record} of {self._source.url!r} (bytes {part.start} to {part.stop} of {part.key!r}) is damaged: "
+            f"{error} (at byte {part.start + error.offset})"
         )

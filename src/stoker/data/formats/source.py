@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.entries import objects
-from stoker.data.attach import Served, attach
+from stoker.data.attach import Served, Started, attach, started_cache
 from stoker.data.record_index import Listing, StringTable
 from stoker.errors import AccessDenied, CacheError, EmptyDataset, OriginError
 from stoker.settings import CacheSettings, cache_settings
@@ -35,7 +35,8 @@ Report = Callable[[IndexProgress], None]
 
 
 class Source:
-    """Where a dataset is. Nothing is asked before it is needed. A pickled copy finds the cache for itself.
+    """Where a dataset is. Nothing is asked before it is needed. A pickled copy finds the cache for itself, and is
+    told of the one that this process has started, if there was none.
 
     `cache`: where the cache is; None: where the environment says. `on_progress` is called while an index is built.
     """
@@ -46,6 +47,7 @@ class Source:
         self.url = url
         self.on_progress = on_progress
         self._cache = cache
+        self._parents: Started | None = None
         self._served: Served | None = None
         self._listing: Listing | None = None
 
@@ -118,8 +120,11 @@ class Source:
 
     def _attached(self) -> Served:
         if self._served is None:
-            self._served = attach(self.url, self._cache)
+            self._served = attach(self.url, self._cache, self._parents)
         return self._served
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_served": None, "_listing": None, "on_progress": None}
+        # Without it, each process that is spawned would start a cache and read the origin for itself.
+        parents = started_cache(self._cache) or self._parents
+        nothing = {"_served": None, "_listing": None, "on_progress": None}
+        return {**self.__dict__, **nothing, "_parents": parents}

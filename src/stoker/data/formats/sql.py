@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from stoker.data.formats.port import Reads
+from stoker.data.formats.source import Source
 from stoker.data.formats.sql_partitions import Partitions, find_partitions, plan_reads
 from stoker.data.formats.sql_selection import Asked, Selection, select_from
-from stoker.data.formats.sql_source import SqlSource
+from stoker.data.formats.sql_source import SqlSource, needs_sqlalchemy
 from stoker.data.formats.table_held import Held
 from stoker.data.formats.table_index import I64, checked_numbers
 from stoker.data.formats.table_objects import check_limits
@@ -25,6 +27,32 @@ _KEYS_AT_ONCE = 500
 """In one statement: databases take 999 parameters at least."""
 _KEY_BYTES = 40
 _SELECTION = "selection"
+
+
+@dataclass(frozen=True)
+class Sql:
+    """A sample is a row of a table, view or query, as a dict of its columns. Options are those of SqlRecords; the
+    dataset's URL is SQLAlchemy's."""
+
+    name = "sql"
+    table: str | None = None
+    query: str | None = None
+    key: str | None = None
+    columns: Sequence[str] | None = None
+    partition_records: int = PARTITION_RECORDS
+    held_bytes: int = HELD_KEYS_BYTES
+    engine_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """May hold a password."""
+
+    def __post_init__(self) -> None:
+        needs_sqlalchemy()
+        _check_asked(self.table, self.query, self.partition_records)
+        check_limits(self.held_bytes, self.columns)
+
+    def open(self, source: Source) -> SqlRecords:
+        """The rows at a URL. Raises EmptyDataset, ConfigError, OriginError."""
+        options = {option.name: getattr(self, option.name) for option in fields(self)}
+        return SqlRecords(source.url, **options)
 
 
 class SqlRecords:
@@ -52,10 +80,7 @@ class SqlRecords:
         held_bytes: int = HELD_KEYS_BYTES,
         engine_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if (table is None) == (query is None):
-            raise ConfigError("name either table='NAME' or query='SELECT …'")
-        if partition_records < 1:
-            raise ConfigError(f"partition_records must be at least 1, got {partition_records}")
+        _check_asked(table, query, partition_records)
         check_limits(held_bytes, columns)
         self._source = SqlSource(url, engine_options)
         self._asked = Asked(table, query, key, None if columns is None else tuple(columns))
@@ -197,6 +222,14 @@ class SqlRecords:
             f"the rows of {self._what} are not those that were numbered: {why}. Read a table that nobody writes to, or "
             "start a new run"
         )
+
+
+def _check_asked(table: str | None, query: str | None, partition_records: int) -> None:
+    """Raises ConfigError."""
+    if (table is None) == (query is None):
+        raise ConfigError("name either table='NAME' or query='SELECT …'")
+    if partition_records < 1:
+        raise ConfigError(f"partition_records must be at least 1, got {partition_records}")
 
 
 def _is_of_a_row(error: Exception) -> bool:

@@ -77,7 +77,7 @@ class TableIndex:
 
     @property
     def records(self) -> int:
-        return int(self.rows.sum())
+        return int(self.firsts[-1] + self.rows[-1]) if len(self.rows) else 0
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -95,6 +95,19 @@ class TableIndex:
         first = int(self.ends[group - 1]) if group else 0
         spans = [ByteRange(start, stop) for start, stop in self.spans[first : self.ends[group]].tolist()]
         return Place(int(self.within[group]), spans)
+
+    def cut(self, groups: Sequence[int], size_bytes: int) -> list[list[int]]:
+        """Those groups, in order, in parts of at most so many bytes; one that is larger is a part by itself."""
+        cut: list[list[int]] = []
+        left_bytes = 0
+        for group in groups:
+            group_bytes = sum(span.size_bytes for span in self.place(group).spans)
+            if not cut or group_bytes > left_bytes:
+                cut.append([])
+                left_bytes = size_bytes
+            cut[-1].append(group)
+            left_bytes -= group_bytes
+        return cut
 
     def split(self, numbers: Sequence[int] | I64) -> list[Wanted]:
         """Those records, by groups in ascending order. Raises IndexError."""

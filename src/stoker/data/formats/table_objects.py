@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from stoker.base.ranges import ByteRange
+from stoker.cache.client.client import ByteRange as Part
 from stoker.data.attach import Served
-from stoker.errors import ConfigError, DatasetChanged, EmptyDataset, ObjectChanged, ObjectNotFound
+from stoker.data.formats.source import IndexProgress, Source
+from stoker.data.formats.table_index import Scanned
+from stoker.errors import (
+    AccessDenied,
+    CacheError,
+    ConfigError,
+    DatasetChanged,
+    EmptyDataset,
+    ObjectChanged,
+    ObjectNotFound,
+    StokerError,
+)
 from stoker.wire.cache_api import ObjectInfo
 
+log = logging.getLogger("stoker.data")
 T = TypeVar("T")
 R = TypeVar("R")
 THREADS = 4
@@ -20,14 +34,16 @@ THREADS = 4
 
 
 class Objects:
-    """Reads the objects under a prefix."""
+    """Reads the objects under a prefix, which a `Source` finds when it is first asked."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served | Source) -> None:
         self._served = served
 
     @property
     def where(self) -> str:
         """For messages."""
+        if isinstance(self._served, Source):
+            return self._served.url
         return f"stoker://{self._served.bucket}/{self._served.prefix}"
 
     @property
@@ -41,19 +57,57 @@ class Objects:
 
     def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         """Bytes `[start, stop)` of that version of an object. Raises DatasetChanged, CacheError."""
+        came: bytes | StokerError
         try:
-            data = self._served.client.read(
+            came = self._served.client.read(
                 self._served.bucket, info.key, start, stop, version=info.version or None
             )
         except (ObjectChanged, ObjectNotFound) as error:
-            raise DatasetChanged(_changed(info, str(error))) from error
-        if len(data) != stop - start:
-            raise DatasetChanged(_changed(info, f"bytes [{start}, {stop}) are {len(data)}"))
-        return data
+            came = error
+        return self._checked(info, ByteRange(start, stop), came)
 
     def read_spans(self, info: ObjectInfo, spans: Sequence[ByteRange]) -> list[bytes]:
-        """Several parts of one object, a few at once. Raises as `read`."""
-        return list(in_turn(lambda span: self.read(info, span.start, span.stop), spans))
+        """Several parts of one object, with one request. Raises as `read`."""
+        return self.read_parts([(info, spans)])[0]
+
+    def read_parts(self, wanted: Sequence[tuple[ObjectInfo, Sequence[ByteRange]]]) -> list[list[bytes]]:
+        """Parts of several objects, with one request. Raises as `read`."""
+        parts = [
+            Part(info.key, span.start, span.stop, info.version or None)
+            for info, spans in wanted
+            for span in spans
+        ]
+        coming = iter(self._served.client.read_ranges(self._served.bucket, parts, errors="return"))
+        return [[self._checked(info, span, next(coming)) for span in spans] for info, spans in wanted]
+
+    def refresh(self) -> None:
+        """Have the origin asked again what is there, if who reads may do that."""
+        try:
+            self._served.client.refresh(self._served.bucket, self._served.prefix)
+        except (CacheError, AccessDenied) as error:
+            log.debug("%s is not refreshed: %s", self.where, error)
+
+    def watched(self, chosen: Sequence[ObjectInfo], coming: Iterable[Scanned]) -> Iterator[Scanned]:
+        """What comes of those objects, one after the other; who wants to is told how far it is."""
+        report = self._served.on_progress if isinstance(self._served, Source) else None
+        sizes = [info.size_bytes for info in chosen]
+        total_bytes, done_bytes, rows = sum(sizes), 0, 0
+        for number, (found, size_bytes) in enumerate(zip(coming, sizes, strict=True), 1):
+            done_bytes += size_bytes
+            rows += sum(group.rows for group in found.groups)
+            if report is not None:
+                report(IndexProgress(number, len(sizes), rows, done_bytes, total_bytes))
+            yield found
+
+    def _checked(self, info: ObjectInfo, span: ByteRange, came: bytes | StokerError) -> bytes:
+        if isinstance(came, bytes) and len(came) == span.size_bytes:
+            return came
+        if isinstance(came, StokerError) and not isinstance(came, ObjectChanged | ObjectNotFound):
+            raise came
+        self.refresh()  # or the next start would be given the same old list
+        if isinstance(came, bytes):
+            raise DatasetChanged(_changed(info, f"bytes [{span.start}, {span.stop}) are {len(came)}"))
+        raise DatasetChanged(_changed(info, str(came))) from came
 
 
 class SpanFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from stoker.base.ranges import ByteRange
 from stoker.data.attach import Served
 from stoker.data.formats.port import Reads
+from stoker.data.formats.source import Source
 from stoker.data.formats.table_held import Held
 from stoker.data.formats.table_index import I64, Place, Scanned, TableIndex, Wanted, build_index
 from stoker.data.formats.table_objects import (
@@ -22,12 +24,14 @@ from stoker.data.formats.table_objects import (
     in_turn,
 )
 from stoker.data.formats.table_rows import Sample, damage, rows_of, samples_of
-from stoker.errors import BadRecord, ConfigError, DataError, EmptyDataset
+from stoker.errors import BadRecord, ConfigError, DataError, DatasetChanged, EmptyDataset
 from stoker.wire.cache_api import ObjectInfo
 
 log = logging.getLogger("stoker.data")
 HELD_BYTES = 256 * 1024 * 1024
-INDEX_THREADS = 8
+INDEX_THREADS, INDEX_TRIES = 8, 3
+REQUEST_BYTES = 4 * 1024 * 1024
+"""Groups are asked for together up to here."""
 _FAILURE_BYTES = 1024
 
 
@@ -81,7 +85,7 @@ class TableRecords:
 
     def __init__(
         self,
-        served: Served,
+        served: Served | Source,
         layout: Layout,
         *,
         columns: Sequence[str] | None = None,
@@ -100,6 +104,16 @@ class TableRecords:
     def fingerprint(self) -> str:
         """Changes when the set of records does, or their order."""
         return self._index.fingerprint()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the objects that have records."""
+        return self._index.keys
+
+    @property
+    def objects(self) -> tuple[ObjectInfo, ...]:
+        """Those objects, as they were when they were indexed."""
+        return self._index.objects
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -197,18 +211,31 @@ class TableRecords:
                 yield wanted, group
         # Groups of one object are read at once, and its head by the first of them.
         turns = {int(index.owners[wanted.group]): threading.Lock() for wanted in missing}
-        loaded = in_turn(lambda wanted: self._load(index, wanted.group, turns), missing)
-        yield from zip(missing, loaded, strict=True)
+        requests = index.cut([wanted.group for wanted in missing], REQUEST_BYTES)
+        loaded = in_turn(lambda groups: self._load(index, groups, turns), requests)
+        yield from zip(missing, itertools.chain.from_iterable(loaded), strict=True)
 
     def _load(
-        self, index: TableIndex, group: int, turns: Mapping[int, threading.Lock]
+        self, index: TableIndex, groups: Sequence[int], turns: Mapping[int, threading.Lock]
+    ) -> list[Decoded | Unreadable]:
+        """Those groups, with one request."""
+        owners = index.owners[groups].tolist()
+        places = [index.place(group) for group in groups]
+        asked = [(index.objects[owner], place.spans) for owner, place in zip(owners, places, strict=True)]
+        came = self._objects.read_parts(asked)
+        loaded: list[Decoded | Unreadable] = []
+        for group, owner, place, parts in zip(groups, owners, places, came, strict=True):
+            loaded.append(self._decoded(index, group, place, parts, turns[owner]))
+        return loaded
+
+    def _decoded(
+        self, index: TableIndex, group: int, place: Place, parts: Sequence[bytes], turn: threading.Lock
     ) -> Decoded | Unreadable:
         owner = int(index.owners[group])
-        info, place, columns = index.objects[owner], index.place(group), self.columns
+        info, columns = index.objects[owner], self.columns
         try:
-            with turns[owner]:
+            with turn:
                 head = self._head(index, owner)
-            parts = self._objects.read_spans(info, place.spans)
             named = [(span.start, part) for span, part in zip(place.spans, parts, strict=True)]
             file = SpanFile(info.size_bytes, named, lambda low, high: self._objects.read(info, low, high))
             table = self._layout.decode(head, place, columns, file)
@@ -243,8 +270,17 @@ class TableRecords:
 
     @property
     def _index(self) -> TableIndex:
-        if self._known is None:
-            self._known = self._build()
+        for attempt in range(1, INDEX_TRIES + 1):
+            if self._known is not None:
+                break
+            try:
+                self._known = self._build()
+            except DatasetChanged as error:
+                # The list of objects is older than they are: by now the next one is new.
+                if attempt == INDEX_TRIES:
+                    raise
+                log.info("%r is not what its list says: %s", self._objects.where, error)
+        assert self._known is not None
         return self._known
 
     def _build(self) -> TableIndex:
@@ -253,7 +289,8 @@ class TableRecords:
         chosen = layout.list_objects(objects, listed)
         if chosen is None:
             chosen = choose(objects, listed, self._suffixes)
-        scanned = list(in_turn(lambda info: layout.scan(objects, info, columns), chosen, INDEX_THREADS))
+        coming = in_turn(lambda info: layout.scan(objects, info, columns), chosen, INDEX_THREADS)
+        scanned = list(objects.watched(chosen, coming))
         for info, found in zip(chosen, scanned, strict=True):
             _check_columns(chosen[0], scanned[0], info, found, columns)
         index = build_index(chosen, scanned)
