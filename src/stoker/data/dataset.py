@@ -30,7 +30,7 @@ class Dataset:
 
     `url`: `stoker://bucket/prefix`, an origin's own URL, or that of a database. `format` says how records lie in
     objects: a name ("objects", "folder", "tar", "tfrecord", "recordio", "lines", "jsonl", "csv", "mds", "parquet",
-    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at the objects'
+    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at objects'
     names: one record in each object if they tell nothing. Where several records are in an object, an index of them is
     built on first use, once on each node, and kept in the cache's folder until the objects change; that of tables is
     built of their footers by each process that opens the dataset, and travels to its loader processes.
@@ -89,7 +89,9 @@ class Dataset:
         """Names of the classes, by number. Raises ConfigError where there are none: only "folder" has them."""
         found: list[str] | None = getattr(self.records, "classes", None)
         if found is None:
-            raise ConfigError(f"the records of {shown(self.url)!r} have no classes: those of format='folder' do")
+            raise ConfigError(
+                f"the records of {shown(self.url)!r} have no classes: those of format='folder' do"
+            )
         return found
 
     @property

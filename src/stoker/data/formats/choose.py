@@ -14,7 +14,9 @@ from stoker.data.formats.source import Source
 from stoker.errors import ConfigError
 
 AUTO = "auto"
-_DATABASE = re.compile(r"(postgres(ql)?|mysql|mariadb|sqlite|oracle|mssql|cockroachdb)(\+\w+)?://", re.IGNORECASE)
+_DATABASE = re.compile(
+    r"(postgres(ql)?|mysql|mariadb|sqlite|oracle|mssql|cockroachdb)(\+\w+)?://", re.IGNORECASE
+)
 _PASSWORD = re.compile(r"(://[^:/@]*):[^@/]*@")
 _DATABASE_PASSWORD = re.compile(r"(://[^:/@]*):.*@")
 """SQLAlchemy takes some that are not quoted."""
