@@ -14,22 +14,12 @@ import pytest
 from stoker.base.rng import Rng
 from stoker.cache.coming import ComingReads, Stream
 from stoker.cache.store.store import Store
+from tests.clocks import HandClock
 
 BLOCK = 1 << 22
 RECORD = 4096
 WINDOW_PART = 100
 FOREVER = 1 << 60
-
-
-class StillClock:
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wall(self) -> float:
-        return self.time_s + 1e9
 
 
 def belady(reads: Sequence[int], capacity: int, counted_from: int) -> float:
@@ -59,7 +49,7 @@ class Run:
     """Readers, each of its own order, of records that a store fetches ahead of them."""
 
     def __init__(self, folder: Path, capacity: int, policy: str, record_bytes: int = RECORD) -> None:
-        self.clock = StillClock()
+        self.clock = HandClock()
         self.record = bytes(record_bytes)
         self.store = Store(folder, capacity * record_bytes, BLOCK, self.clock, Rng(1))
         self.bucket = self.store.open_bucket("b", "memory://b", policy=policy)
@@ -95,7 +85,7 @@ class Run:
                 counted += await self._fetch(reads[position]) and position >= counted_from
                 total += position >= counted_from
                 stream.advance(position + 1, self.clock.now())
-            self.clock.time_s += 1.0
+            self.clock.at += 1.0
             assert self.store.room.used_bytes <= self.store.room.limit_bytes
         return 1 - counted / total
 

@@ -21,10 +21,10 @@ def test_a_long_load_pushes_out_nothing_of_what_it_has_brought_itself(tmp_path: 
         keeping = Keeping(world.engine, tmp_path)
         (item,) = await keeping.load(world.bucket, ["old"], 0)
         assert item.state == LOADED
-        world.clock.time_s += 10
+        world.clock.at += 10
 
         def pass_time(_: str) -> None:
-            world.clock.time_s += 0.5
+            world.clock.at += 0.5
 
         world.origin.before_read = pass_time
         (item,) = await keeping.load(world.bucket, ["long"], 0, 1)

@@ -19,13 +19,15 @@ from stoker.data.formats.port import Reads, Records
 from stoker.data.loader_plan import Pass
 from stoker.errors import CacheUnavailable, StokerError
 from stoker.settings import worker_settings
-from stoker.wire.cache_orders import ORDER_KEYS_MAX, ORDER_READS_MAX, Announced, Announcement
+from stoker.wire.cache_orders import Announced, Announcement
 
 log = logging.getLogger("stoker.data")
 
 PASSES_AHEAD = 2
 """Epochs that are told of: what the next one reads is worth keeping while this one is read."""
 READS_AHEAD_MAX = 4_000_000
+CHUNK = 16_384
+"""Keys or reads in one message: the training thread does not have to wait for more."""
 EVERY_S = 0.02
 """So often at most the cache is told how far the loader has come."""
 RENEWED_S = 10.0
@@ -108,6 +110,11 @@ class Announcer:
         is_stuck = known is not None and not is_all and (told.keys, told.stop) == (known.keys, known.stop)
         return told, not is_all and not is_stuck
 
+    def figures(self) -> dict[str, float]:
+        """What the cache fetched before it was asked for."""
+        told = self.told
+        return {} if told is None else {"records": told.prefetched, "bytes": told.prefetched_bytes}
+
     @property
     def is_closed(self) -> bool:
         return self._is_closed
@@ -135,14 +142,14 @@ class Announcer:
         }  # fmt: skip
         if start >= coming.stop:
             return Announcement(**common)
-        chunk = coming.chunk(start, ORDER_READS_MAX)
+        chunk = coming.chunk(start, CHUNK)
         reads = self._records.reads(chunk.records)
         if reads is None:
             self._is_closed = True
             return None
         keys = 0 if known is None else known.keys
         if keys < len(reads.keys):
-            some = [reads.keys[i] for i in range(keys, min(len(reads.keys), keys + ORDER_KEYS_MAX))]
+            some = [reads.keys[i] for i in range(keys, min(len(reads.keys), keys + CHUNK))]
             common |= {"first_key": keys, "keys": some}
             if keys + len(some) < len(reads.keys):
                 return Announcement(**common)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from stoker.cache.client.fleet import FleetClient
 from stoker.data.announcer import Announcer
 from stoker.data.dataset import Dataset
 from stoker.data.loader_batch import Collate, size_of
@@ -92,7 +93,7 @@ class Loader:
         self._use(num_workers)
         self.name = self._session.register(self, name)
         self._announcer: Announcer | None = None
-        self._announces = announce and isinstance(dataset, Dataset)
+        self._announces = announce
         self.stats = LoaderStats(self.name, num_workers)
         """How long loops waited for data, and what for."""
 
@@ -194,15 +195,17 @@ class Loader:
                 return
 
     def _new_announcer(self) -> Announcer | None:
-        """Where the dataset is read through a cache."""
-        if not self._announces:
-            return None
-        dataset: Dataset = self.dataset  # type: ignore[assignment]
-        if not dataset.is_cached:
+        """Where the dataset is read through one cache server."""
+        dataset = self.dataset
+        if not self._announces or not isinstance(dataset, Dataset) or not dataset.is_cached:
             return None
         client, bucket = dataset.served[:2]
+        if isinstance(client, FleetClient):
+            return None  # each server owns a part of what is read
         group = f"{self.name}/{self._fingerprint}"
-        return Announcer(dataset.records, client, bucket, self.name, group)
+        announcer = Announcer(dataset.records, client, bucket, self.name, group)
+        self.stats.figures["prefetched"] = announcer.figures
+        return announcer
 
     def _planned(self, number: int, epoch: int, records: int) -> Plan:
         rank, world_size = world_of(self._session)

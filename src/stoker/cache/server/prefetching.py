@@ -20,6 +20,8 @@ WINDOW_PARTS = 100
 """What is fetched ahead takes such a part of the room, at most."""
 WINDOW_BYTES_MAX = 256 * 1024 * 1024
 WINDOW_BYTES_MIN = 1024 * 1024
+LOOKS_MAX = 4
+"""In one turn of the loop."""
 
 
 class ToRead(NamedTuple):
@@ -57,17 +59,23 @@ class Prefetching:
 
     def wake(self) -> None:
         """There is news: begin what may be begun now."""
-        streams = self._readings.streams()
+        streams, looks = self._readings.streams(), 0
         while len(self._tasks) < STREAMS:
-            if not self._queue and not self._look(streams):
-                return
             if not self._queue:
+                if looks == LOOKS_MAX:
+                    # Others have their turn: where all is held, this may go on for long.
+                    asyncio.get_running_loop().call_soon(self.wake)
+                    return
+                looks += 1
+                if not self._look(streams):
+                    return
                 continue
             name, plan, position, read = self._queue.popleft()
             stream = streams.get(name)
             if stream is None or stream.plan != plan or position < stream.asked:
                 continue
-            task = asyncio.get_running_loop().create_task(self._bring(name, read))
+            bucket = self._readings.bucket_of(name)
+            task = asyncio.get_running_loop().create_task(self._bring(name, bucket, read))
             self._tasks.add(task)
             task.add_done_callback(self._done)
 
@@ -101,9 +109,9 @@ class Prefetching:
             self._queue.append((look.stream, stream.plan, first + i, reads[i]))
         return True
 
-    async def _bring(self, name: str, read: ToRead) -> None:
+    async def _bring(self, name: str, bucket: Bucket, read: ToRead) -> None:
         """See to it that what is read lies here. What cannot be had now is the reader's to find out."""
-        bucket, engine = self._readings.bucket_of(name), self._engine
+        engine = self._engine
         try:
             known = await engine.locate(bucket, read.key, begins=read.start == 0)
             stop = known.size_bytes if read.stop is None else min(read.stop, known.size_bytes)
