@@ -129,7 +129,7 @@ def test_a_long_object_begins_at_a_page() -> None:
 
 def test_segments_are_small_beside_the_room() -> None:
     assert segment_bytes_for(1 << 40) == 64 << 20
-    assert segment_bytes_for(1 << 30) == 8 << 20
+    assert segment_bytes_for(1 << 30) == 4 << 20
     assert segment_bytes_for(10) == PAGE_BYTES
     with pytest.raises(ValueError, match="at least one byte"):
         Segments(0, numbers())
