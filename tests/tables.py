@@ -143,7 +143,9 @@ class MemoryClient:
         self.asked.append((key, start, stop))
         return self.objects[key][start:stop]
 
-    def read_ranges(self, bucket: str, ranges: Iterable[ByteRange], *, errors: str) -> list[bytes | StokerError]:
+    def read_ranges(
+        self, bucket: str, ranges: Iterable[ByteRange], *, errors: str
+    ) -> list[bytes | StokerError]:
         assert errors == "return"
         found: list[bytes | StokerError] = []
         for key, start, stop, version in ranges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal
 
 import numpy as np
@@ -29,10 +30,10 @@ class Dataset:
 
     `url`: `stoker://bucket/prefix`, an origin's own URL, or that of a database. `format` says how records lie in
     objects: a name ("objects", "folder", "tar", "tfrecord", "recordio", "lines", "jsonl", "csv", "mds", "parquet",
-    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at the objects'
-    names: one record in each object if they tell nothing. Where several records are in an object, an index of them is
-    built on first use, once on each node, and kept in the cache's folder until the objects change; that of tables is
-    built of their footers by each process that opens the dataset, and travels to its loader processes.
+    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at the names
+    of the objects: one record in each if they tell nothing. Where several records are in an object, an index of them is
+    built on first use, once on each node, and kept in the cache's folder until the objects change. That of tables is
+    made of their footers by each process that opens the dataset, and travels to its loader processes.
 
     `decode` maps a record to a sample. By default the record, as its format has it (bytes; a dict; …), is the sample.
     `on_corrupt`: what to do with records that are damaged, or that `decode` rejects: "error" raises BadRecord; "skip"
@@ -88,7 +89,9 @@ class Dataset:
         """Names of the classes, by number. Raises ConfigError where there are none: only "folder" has them."""
         found: list[str] | None = getattr(self.records, "classes", None)
         if found is None:
-            raise ConfigError(f"the records of {shown(self.url)!r} have no classes: those of format='folder' do")
+            raise ConfigError(
+                f"the records of {shown(self.url)!r} have no classes: those of format='folder' do"
+            )
         return found
 
     @property
@@ -111,7 +114,7 @@ class Dataset:
     @property
     def is_cached(self) -> bool:
         """Whether it is read through the cache: rows of a database are not."""
-        return self.records.reads(np.empty(0, np.int64)) is not None
+        return bool(getattr(self._format, "is_cached", True))
 
     @property
     def fingerprint(self) -> str:
@@ -222,6 +225,11 @@ class Dataset:
                 raise EmptyDataset(f"there are no records in the objects under {shown(self.url)!r}")
             self._records = records
         return self._records
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None and self.is_cached:
+            self._source.share()
+        return self.__dict__
 
     @staticmethod
     def _damage(records: Records) -> Sequence[BadRecord]:

@@ -14,14 +14,17 @@ from stoker.data.formats.source import Source
 from stoker.errors import ConfigError
 
 AUTO = "auto"
-_DATABASE = re.compile(r"(postgres(ql)?|mysql|mariadb|sqlite|oracle|mssql|cockroachdb)(\+\w+)?://", re.IGNORECASE)
+_DATABASE = re.compile(
+    r"(postgres(ql)?|mysql|mariadb|sqlite|oracle|mssql|cockroachdb)(\+\w+)?://", re.IGNORECASE
+)
 _PASSWORD = re.compile(r"(://[^:/@]*):[^@/]*@")
 _DATABASE_PASSWORD = re.compile(r"(://[^:/@]*):.*@")
 """SQLAlchemy takes some that are not quoted."""
 
 
 class Format(Protocol):
-    """How a dataset's records are read. `Tar()`, `Csv(delimiter=";")` and their like are formats."""
+    """How a dataset's records are read. `Tar()`, `Csv(delimiter=";")` and their like are formats. One whose records do
+    not come through the cache has `is_cached = False`."""
 
     @property
     def name(self) -> str: ...

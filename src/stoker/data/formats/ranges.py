@@ -115,7 +115,9 @@ class RangeRecords:
         reads = self.reads(np.asarray(numbers, np.int64))
         objects = reads.objects.tolist()
         listing = self.index.listing
-        indexed = {number: (listing.keys[number], listing.versions[number] or None) for number in set(objects)}
+        indexed = {
+            number: (listing.keys[number], listing.versions[number] or None) for number in set(objects)
+        }
         wanted = []
         for number, start, stop in zip(objects, reads.starts.tolist(), reads.stops.tolist(), strict=True):
             key, version = indexed[number]
