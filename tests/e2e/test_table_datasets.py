@@ -175,6 +175,8 @@ def test_rows_of_a_database(database: Path, nowhere: CacheSettings) -> None:
     assert dataset.reads(np.array([1])) is None
     with pytest.raises(ConfigError, match="not in objects with keys"):
         _ = dataset.keys
+    with pytest.raises(ConfigError, match="not read through a cache"):
+        _ = dataset.served
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy.fingerprint == dataset.fingerprint
     assert copy[-1]["word"] == f"ä{ROWS - 1}"

@@ -108,7 +108,9 @@ class Dataset:
 
     @property
     def served(self) -> Served:
-        """The cache that it is read through, and its bucket there."""
+        """The cache that it is read through, and its bucket there. Raises ConfigError for a database."""
+        if not self.is_cached:
+            raise ConfigError(f"{shown(self.url)!r} is not read through a cache")
         return self._source.served
 
     @property
