@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -13,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stoker.cli.main import main
 from stoker.data.framing import tfrecord
 from tests.e2e.data_helpers import Behind, behind, write_tar
 from tests.e2e.run_helpers import wait_for
+from tests.tables import parquet_bytes
 
 pytestmark = pytest.mark.real
 Run = Callable[..., tuple[int, str, str]]
@@ -82,6 +85,45 @@ def test_index_and_head(tmp_path: Path, stoker: Run) -> None:
         ]
         code, out, _ = stoker(data, "head", "stoker://b/", "-n", "1", "--json", "--format", "objects")
         assert json.loads(out)["object"] == "a.tar"
+
+
+def test_tables(tmp_path: Path, stoker: Run) -> None:
+    with behind(tmp_path) as data:
+        body = parquet_bytes(pa.table({"id": [1, 2, 3], "word": ["a", "\x1b[31m", None]}))
+        (data.folder / "a.parquet").write_bytes(body)
+        (data.folder / "b.parquet").write_bytes(body)
+        code, out, err = stoker(data, "index", "stoker://b/", "--json")
+        found = json.loads(out)
+        assert (code, err, found["format"], found["index"]) == (0, "", "parquet", None)
+        assert (found["records"], found["objects"], found["size_bytes"]) == (6, 2, 2 * len(body))
+        assert "6 records in 2 objects of" in stoker(data, "index", "stoker://b/")[1]
+        code, out, _ = stoker(data, "head", "stoker://b/", "-n", "2", "--option", 'columns=["word","id"]')
+        assert code == 0
+        assert out.splitlines() == [
+            "stoker://b/: 6 records, format parquet",
+            "0: word='a', id=1",
+            r"1: word='\x1b[31m', id=2",
+        ]
+        code, out, _ = stoker(data, "pack", "stoker://b/", str(tmp_path / "out"), "--format", "jsonl")
+        assert code == 0
+        assert read(data, tmp_path / "out")[4:] == [{"id": 2, "word": "\x1b[31m"}, {"id": 3, "word": None}]
+
+
+def test_a_database(tmp_path: Path, stoker: Run) -> None:
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("create table words (id integer primary key, word text)")
+        connection.executemany("insert into words values (?, ?)", [(n, f"w{n}") for n in range(9)])
+    connection.close()
+    with behind(tmp_path) as data:
+        url = f"sqlite://me:secret@/{tmp_path}/x.db"
+        code, out, err = stoker(data, "head", url, "--option", "table=words", "-n", "1")
+        assert (code, "secret" in out + err) == (2, False), "SQLite takes no user"
+        url = f"sqlite:///{tmp_path}/x.db"
+        code, out, err = stoker(data, "head", url, "--option", "table=words", "-n", "1")
+        assert (code, err) == (0, "")
+        assert out.splitlines() == [f"{url}: 9 records, format sql", "0: id=0, word='w0'"]
+        code, out, _ = stoker(data, "index", url, "--option", "table=words")
+        assert (code, f"{url}: 9 records, format sql" in out) == (0, True)
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [

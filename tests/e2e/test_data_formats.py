@@ -229,6 +229,25 @@ def test_data_that_changes_before_it_is_indexed(data: Behind) -> None:
     assert list(data.dataset()) == [300, 400, 500]
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["held", "evicted"])
+def test_text_that_changed_is_noticed_at_once(data: Behind, is_forgotten: bool) -> None:
+    """Lines have no checksums, so that those of a new file could be taken for those of the old one."""
+    for name in "ab":
+        (data.folder / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(9)) + "\n")
+    old = data.dataset(format="lines")
+    assert old.__getitems__([0, 15]) == ["a0", "b5"]
+    (data.folder / "b.txt").write_text("".join(f"B{n}\n" for n in range(9)) + "\n")
+    if is_forgotten:
+        data.client.evict("b")  # what the cache knows is the old version, of which it has nothing
+    else:
+        data.client.refresh("b")
+    for number in (15, 19):  # of which the last has no bytes
+        with pytest.raises(DatasetChanged, match=r"'b\.txt' of .* was changed or removed"):
+            old.__getitems__([0, number])
+    assert old.__getitems__([1, 2]) == ["a1", "a2"]
+    assert data.dataset(format="lines")[15] == "B5", "the next start sees it"
+
+
 def test_an_object_that_is_gone(data: Behind) -> None:
     make_tar(data.folder)
     dataset = data.dataset()

@@ -165,3 +165,17 @@ def test_work_in_turn_keeps_order_and_runs_a_few_at_once() -> None:
 def test_work_in_turn_raises_what_the_work_raises() -> None:
     with pytest.raises(KeyError):
         list(in_turn(lambda item: {}[item], range(9)))
+
+
+def test_groups_are_cut_into_requests() -> None:
+    info = ObjectInfo("a", 10_000, "1")
+    groups = [
+        Group(1, [ByteRange(100 * n, 100 * n + size)]) for n, size in enumerate((10, 10, 10, 95, 0, 10))
+    ]
+    index = build_index([info], [Scanned(("x",), groups, (), {})])
+    assert index.cut([], 4, 100) == []
+    assert index.cut(range(6), 1, 100) == [[0, 1, 2], [3, 4], [5]]
+    assert index.cut([5, 0, 1, 2], 2, 100) == [[5, 0], [1, 2]], "for several threads"
+    assert index.cut(range(6), 1, 1000) == [[0, 1, 2, 3, 4, 5]]
+    assert index.cut([3, 0], 4, 20) == [[3], [0]], "one that is larger"
+    assert index.records == 6

@@ -17,7 +17,7 @@ from stoker.cli.cache_options import count, print_json, warn
 from stoker.cli.cache_progress import Progress
 from stoker.cli.job_view import clean
 from stoker.data.dataset import Dataset
-from stoker.data.formats.choose import AUTO, names
+from stoker.data.formats.choose import AUTO, names, shown
 from stoker.data.formats.source import IndexProgress
 from stoker.data.pack import SHARD_BYTES, PackProgress, pack
 from stoker.data.pack_shards import WRITERS
@@ -56,14 +56,16 @@ def add_data_parser(subparsers: Any) -> None:
         commands, "head", "show what the first records are", _head,
         "  stoker data head s3://bucket/train/\n"
         "  stoker data head ./words.txt -n 10 --format lines\n"
-        "  stoker data head table.csv --option delimiter=';'",
+        "  stoker data head table.csv --option delimiter=';'\n"
+        "  stoker data head sqlite:////data/shop.db --option table=orders",
     )  # fmt: skip
     head.add_argument("-n", metavar="N", type=count, default=3, help="so many records (3)")
     _leaf(
         commands, "index", "find the records of a dataset, so that jobs need not", _index,
         "  stoker data index stoker://train/shards/\n"
         "  stoker data index s3://bucket/train/ --format tfrecord --json\n\n"
-        "The index is kept in the cache's folder (STOKER_CACHE_DIR) of this machine, until the objects change.",
+        "The index is kept in the cache's folder (STOKER_CACHE_DIR) of this machine, until the objects change; of\n"
+        "Parquet and Arrow the cache keeps what it is made of.",
     )  # fmt: skip
     packer = _leaf(
         commands, "pack", "write the records of a dataset into shards of a local folder", _pack,
@@ -129,18 +131,19 @@ def _dataset(arguments: argparse.Namespace, progress: Progress) -> Dataset:
 
 def _index(arguments: argparse.Namespace) -> int:
     began_at = time.monotonic()
-    with Progress(f"finding the records of {arguments.url}", 1000) as progress:
+    with Progress(f"finding the records of {_name(arguments)}", 1000) as progress:
         dataset = _dataset(arguments, progress)
         records = len(dataset)
     index = getattr(dataset.records, "index", None)
     path = None if index is None or index.path is None else str(index.path)
     size_bytes = 0 if index is None else index.size_bytes
+    objects, objects_bytes = _objects(dataset.records)
     found = {
-        "url": arguments.url,
+        "url": shown(arguments.url),
         "format": dataset.format,
         "records": records,
-        "objects": 0 if index is None else len(index.listing.keys),
-        "size_bytes": 0 if index is None else int(index.listing.sizes.sum()),
+        "objects": objects,
+        "size_bytes": objects_bytes,
         "index": path,
         "index_bytes": size_bytes,
         "damaged": dataset.corrupt.reasons,
@@ -150,10 +153,8 @@ def _index(arguments: argparse.Namespace) -> int:
         print_json(found)
         return 0
     took = format_duration(time.monotonic() - began_at)
-    print(
-        f"{clean(arguments.url)}: {records} records in {found['objects']} objects of "
-        f"{format_bytes(found['size_bytes'])}, format {dataset.format}, in {took}"
-    )
+    where = f" in {objects} objects of {format_bytes(objects_bytes)}" if dataset.is_cached else ""
+    print(f"{_name(arguments)}: {records} records{where}, format {dataset.format}, in {took}")
     if path is not None:
         print(
             f"  index: {format_bytes(size_bytes)}, {size_bytes / records:.0f} bytes a record, {clean(path)}"
@@ -163,12 +164,26 @@ def _index(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _objects(records: Any) -> tuple[int, int]:
+    """How many objects there are, and their bytes; none of a database."""
+    index = getattr(records, "index", None)
+    if index is not None:
+        return len(index.listing.keys), int(index.listing.sizes.sum())
+    found = getattr(records, "objects", ())
+    return len(found), sum(info.size_bytes for info in found)
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    """The dataset's URL, for who looks at the terminal."""
+    return clean(shown(arguments.url))
+
+
 def _head(arguments: argparse.Namespace) -> int:
-    with Progress(f"finding the records of {arguments.url}", 1000) as progress:
+    with Progress(f"finding the records of {_name(arguments)}", 1000) as progress:
         dataset = _dataset(arguments, progress)
         records = len(dataset)
     if not arguments.json:
-        print(f"{clean(arguments.url)}: {records} records, format {dataset.format}")
+        print(f"{_name(arguments)}: {records} records, format {dataset.format}")
     for number in range(min(records, arguments.n)):
         samples = dataset.__getitems__([number])
         reads = dataset.reads(np.array([number], np.int64))
@@ -191,10 +206,10 @@ def _head(arguments: argparse.Namespace) -> int:
 
 def _pack(arguments: argparse.Namespace) -> int:
     began_at = time.monotonic()
-    with Progress(f"finding the records of {arguments.url}", 1000) as progress:
+    with Progress(f"finding the records of {_name(arguments)}", 1000) as progress:
         dataset = _dataset(arguments, progress)
         records = len(dataset)
-    with Progress(f"packing {arguments.url}", records) as progress:
+    with Progress(f"packing {_name(arguments)}", records) as progress:
         done = pack(
             dataset,
             arguments.folder,

@@ -152,6 +152,11 @@ def _server(known: CacheSettings) -> tuple[str, str | None]:
     return started[known]
 
 
+def start_cache(settings: CacheSettings) -> None:
+    """Start this process's cache, where none is known and none was started. Raises EnvironmentProblem."""
+    _server(settings)
+
+
 def started_cache(settings: CacheSettings | None = None) -> Started | None:
     """The cache that was started as none is known: what a process that is started by this one is to be told."""
     return _started().get(settings if settings is not None else cache_settings())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ class Dataset:
 
     `url`: `stoker://bucket/prefix`, an origin's own URL, or that of a database. `format` says how records lie in
     objects: a name ("objects", "folder", "tar", "tfrecord", "recordio", "lines", "jsonl", "csv", "mds", "parquet",
-    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at objects'
+        "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at objects'
     names: one record in each object if they tell nothing. Where several records are in an object, an index of them is
     built on first use, once on each node, and kept in the cache's folder until the objects change; that of tables is
     built of their footers by each process that opens the dataset, and travels to its loader processes.
@@ -108,13 +109,15 @@ class Dataset:
 
     @property
     def served(self) -> Served:
-        """The cache that it is read through, and its bucket there."""
+        """The cache that it is read through, and its bucket there. Raises ConfigError for a database."""
+        if not self.is_cached:
+            raise ConfigError(f"{shown(self.url)!r} is not read through a cache")
         return self._source.served
 
     @property
     def is_cached(self) -> bool:
         """Whether it is read through the cache: rows of a database are not."""
-        return self.records.reads(np.empty(0, np.int64)) is not None
+        return bool(getattr(self._format, "is_cached", True))
 
     @property
     def fingerprint(self) -> str:
@@ -226,6 +229,11 @@ class Dataset:
                 raise EmptyDataset(f"there are no records in the objects under {shown(self.url)!r}")
             self._records = records
         return self._records
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None and self.is_cached:
+            self._source.share()
+        return self.__dict__
 
     @staticmethod
     def _damage(records: Records) -> Sequence[BadRecord]:

@@ -23,7 +23,8 @@ _DATABASE_PASSWORD = re.compile(r"(://[^:/@]*):.*@")
 
 
 class Format(Protocol):
-    """How a dataset's records are read. `Tar()`, `Csv(delimiter=";")` and their like are formats."""
+    """How a dataset's records are read. `Tar()`, `Csv(delimiter=";")` and their like are formats. One whose records do
+    not come through the cache has `is_cached = False`."""
 
     @property
     def name(self) -> str: ...

@@ -11,9 +11,9 @@ import numpy as np
 
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.entries import objects
-from stoker.data.attach import Served, Started, attach, started_cache
+from stoker.data.attach import Served, Started, attach, start_cache, started_cache
 from stoker.data.record_index import Listing, StringTable
-from stoker.errors import AccessDenied, CacheError, EmptyDataset, OriginError
+from stoker.errors import AccessDenied, CacheError, EmptyDataset, OriginError, StokerError
 from stoker.settings import CacheSettings, cache_settings
 from stoker.wire.cache_api import ObjectInfo
 
@@ -94,6 +94,14 @@ class Source:
             self.client.refresh(self.bucket, self.prefix)
         except (CacheError, AccessDenied) as error:
             log.debug("%s is not refreshed: %s", self.url, error)
+
+    def share(self) -> None:
+        """Where no cache is known, start the one that processes that are started with a copy will be told of."""
+        if self.settings.endpoint is None and not self.url.startswith("stoker://"):
+            try:
+                start_cache(self.settings)
+            except StokerError as error:
+                log.debug("no cache is started for other processes: %s", error)  # they will say it
 
     def forget(self) -> None:
         """Give up the listing, which may be large."""

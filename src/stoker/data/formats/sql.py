@@ -35,6 +35,7 @@ class Sql:
     dataset's URL is SQLAlchemy's."""
 
     name = "sql"
+    is_cached = False
     table: str | None = None
     query: str | None = None
     key: str | None = None

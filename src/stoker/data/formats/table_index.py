@@ -96,12 +96,14 @@ class TableIndex:
         spans = [ByteRange(start, stop) for start, stop in self.spans[first : self.ends[group]].tolist()]
         return Place(int(self.within[group]), spans)
 
-    def cut(self, groups: Sequence[int], size_bytes: int) -> list[list[int]]:
-        """Those groups, in order, in parts of at most so many bytes; one that is larger is a part by itself."""
+    def cut(self, groups: Sequence[int], parts: int, size_bytes: int) -> list[list[int]]:
+        """Those groups, in order, in about so many parts, of at most so many bytes each; a group that is larger is a
+        part by itself."""
+        sizes = [sum(span.size_bytes for span in self.place(group).spans) for group in groups]
+        size_bytes = min(size_bytes, -(-sum(sizes) // parts))
         cut: list[list[int]] = []
         left_bytes = 0
-        for group in groups:
-            group_bytes = sum(span.size_bytes for span in self.place(group).spans)
+        for group, group_bytes in zip(groups, sizes, strict=True):
             if not cut or group_bytes > left_bytes:
                 cut.append([])
                 left_bytes = size_bytes

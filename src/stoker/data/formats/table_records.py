@@ -17,6 +17,7 @@ from stoker.data.formats.source import Source
 from stoker.data.formats.table_held import Held
 from stoker.data.formats.table_index import I64, Place, Scanned, TableIndex, Wanted, build_index
 from stoker.data.formats.table_objects import (
+    THREADS,
     Objects,
     SpanFile,
     check_limits,
@@ -211,7 +212,7 @@ class TableRecords:
                 yield wanted, group
         # Groups of one object are read at once, and its head by the first of them.
         turns = {int(index.owners[wanted.group]): threading.Lock() for wanted in missing}
-        requests = index.cut([wanted.group for wanted in missing], REQUEST_BYTES)
+        requests = index.cut([wanted.group for wanted in missing], THREADS, REQUEST_BYTES)
         loaded = in_turn(lambda groups: self._load(index, groups, turns), requests)
         yield from zip(missing, itertools.chain.from_iterable(loaded), strict=True)
 
