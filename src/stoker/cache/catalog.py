@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ class Catalog:
         """Raises IndexError."""
         if not 0 <= number < len(self):
             raise IndexError(number)
-        part = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        part = bisect_right(self._firsts, number) - 1
         at = number - self._firsts[part]
         stops = self._stops[part]
         start = int(stops[at - 1]) if at else 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -54,19 +55,15 @@ class _Run:
 
     def next_of(self, items: U64, cursor: int) -> I64:
         """The first position from `cursor` on at which each is read; NEVER if at none."""
-        count = len(self.items)
+        low = np.searchsorted(self.items, items)
+        stop = high = np.searchsorted(self.items, items, side="right")
+        while (is_open := low < high).any():
+            middle = (low + high) // 2
+            is_before = is_open & (self.positions[np.minimum(middle, len(self.positions) - 1)] < cursor)
+            low, high = np.where(is_before, middle + 1, low), np.where(is_open & ~is_before, middle, high)
         found = np.full(len(items), NEVER, dtype=np.int64)
-        at = np.searchsorted(self.items, items)
-        open_ = np.arange(len(items))
-        while len(open_):
-            inside = at[open_] < count
-            open_ = open_[inside]
-            open_ = open_[self.items[at[open_]] == items[open_]]
-            positions = self.positions[at[open_]]
-            is_due = positions >= cursor
-            found[open_[is_due]] = positions[is_due]
-            open_ = open_[~is_due]
-            at[open_] += 1
+        is_due = low < stop
+        found[is_due] = self.positions[low[is_due]]
         return found
 
     def without(self, before: int, after: int) -> _Run:
@@ -92,6 +89,11 @@ class Stream:
         self._runs: list[_Run] = []
         self._rounds: list[tuple[int, int]] = []
         self._moved_at = now
+
+    @property
+    def size(self) -> int:
+        """How many items of reads are kept."""
+        return sum(len(run.items) for run in self._runs)
 
     @property
     def has_rounds(self) -> bool:
@@ -209,6 +211,12 @@ class ComingReads:
     def put(self, name: str, stream: Stream) -> None:
         """Add a stream, or replace it."""
         self._streams = {**self._streams, name: stream}
+
+    def as_of_now(self) -> ComingReads:
+        """A copy that stays as it is."""
+        kept = ComingReads()
+        kept._streams = {name: copy(stream) for name, stream in self._streams.items()}
+        return kept
 
     def remove(self, name: str) -> None:
         """A stream goes on no more."""

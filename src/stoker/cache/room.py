@@ -153,13 +153,18 @@ class Room:
         is_foreseen = lot.bucket in self._foreseen
         if lot.policy == UNIFORM and not lot.is_pinned and not is_foreseen:
             return _refused(f"{what} is reached, and uniform never replaces")
-        giving = frozenset(other.number for other in among if self._gives(other) and self._used[other.number])
+        giving = frozenset(
+            other.number for other in among if self._gives(other, lot) and self._used[other.number]
+        )
         if not giving:
             return _refused(f"{what} is reached, and nothing in it may leave")
         return Need(missing_bytes, giving, False, f"{what} is reached")
 
-    def _gives(self, lot: Lot) -> bool:
-        return lot.gives or (not lot.is_pinned and lot.bucket in self._foreseen)
+    def _gives(self, lot: Lot, newcomer: Lot) -> bool:
+        """One that never replaces does so for its own bucket, where it is known what is read next."""
+        if lot.gives:
+            return True
+        return not lot.is_pinned and lot.bucket == newcomer.bucket and lot.bucket in self._foreseen
 
 
 _FITS = Need(0, frozenset(), False, "there is room")

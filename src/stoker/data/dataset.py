@@ -31,7 +31,7 @@ class Dataset:
 
     `url`: `stoker://bucket/prefix`, an origin's own URL, or that of a database. `format` says how records lie in
     objects: a name ("objects", "folder", "tar", "tfrecord", "recordio", "lines", "jsonl", "csv", "mds", "parquet",
-        "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at objects'
+    "arrow", "sql") whose `options` follow, a format such as `Csv(delimiter=";")`, or "auto", which looks at objects'
     names: one record in each object if they tell nothing. Where several records are in an object, an index of them is
     built on first use, once on each node, and kept in the cache's folder until the objects change; that of tables is
     built of their footers by each process that opens the dataset, and travels to its loader processes.

@@ -106,6 +106,8 @@ class Clearing:
     ) -> bool:
         """Give up what must leave so that so much fits into a lot; when it returns True, it fits now. `newcomer`: what
         is known of it, where its bucket's coming reads are."""
+        if self._held.room.lot(lot).is_pinned:
+            newcomer = None
         is_unforeseen = newcomer is not None and newcomer.due_s == math.inf
         never_replaces = is_unforeseen and self._held.room.lot(lot).policy == UNIFORM
         before_s: int | None = None
@@ -226,7 +228,7 @@ class Clearing:
         nothing of these lots can leave."""
         held = self._held
         self._large.mend()
-        foreseen = self.foreseen.lots(need.lots)
+        foreseen = self.foreseen.lots(need.lots) if before_s is None else frozenset()
         latest = await self.foreseen.choose(foreseen, newcomer or ANY) if foreseen else None
         if foreseen:
             need = need._replace(lots=need.lots - foreseen)
@@ -261,7 +263,7 @@ class Clearing:
             return True  # something is written to it by now: another is chosen
         held.files.finish(latest.segment)
         await self._rewriting.leave(
-            latest.segment, latest.kept if held.now() >= self._rewriting.next_at else ()
+            latest.segment, latest.kept if held.now() >= self._rewriting.next_at else latest.pinned
         )
         return True
 

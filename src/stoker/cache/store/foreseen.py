@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stoker._native import Piece
 from stoker.base.rng import Rng
-from stoker.cache.coming import Due
+from stoker.cache.coming import ComingReads, Due
 from stoker.cache.farthest import Sample, latest
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
@@ -35,13 +35,15 @@ ANY = Newcomer(-1.0)
 
 
 class Choice(NamedTuple):
-    """What leaves: a block, or a segment after these pieces of it were written anew. `due_s`: when it is read next."""
+    """What leaves: a block, or a segment after pieces of it were written anew: all that are kept, or, where there is no
+    time, those that are pinned. `due_s`: when it is read next."""
 
     due_s: float
     block: Piece | None
     segment: int
     kept: Sequence[Piece]
     lost: Sequence[Piece]
+    pinned: Sequence[Piece] = ()
 
 
 class Foreseen:
@@ -51,7 +53,8 @@ class Foreseen:
         self._held = held
         self._large = large
         self._rng = rng
-        self._drawn: dict[int, npt.NDArray[np.uint64]] = {}
+        self._drawn: dict[int, npt.NDArray[np.uint64] | None] = {}
+        """Some pieces of each segment; None where all are pinned."""
 
     def lots(self, lots: Collection[int]) -> frozenset[int]:
         """Those of these lots whose bucket's coming reads are known."""
@@ -85,14 +88,23 @@ class Foreseen:
         buckets: dict[int, list[int]] = {}
         for number in self._some(numbers):
             buckets.setdefault(held.lots.bucket_of(held.segments.lot_of(number)), []).append(number)
-        return await held.run(self._choose, lots, buckets, newcomer)
+        coming = {
+            bucket: held.coming[bucket].as_of_now()
+            for bucket in held.lots.buckets_of(lots)
+            if bucket in held.coming
+        }
+        return await held.run(self._choose, lots, buckets, newcomer, coming)
 
     def _choose(
-        self, lots: frozenset[int], segments: dict[int, list[int]], newcomer: Newcomer
+        self,
+        lots: frozenset[int],
+        segments: dict[int, list[int]],
+        newcomer: Newcomer,
+        coming: Mapping[int, ComingReads],
     ) -> Choice | None:
         """In a thread. `segments`: by bucket."""
-        block = self._block(lots, newcomer)
-        segment = self._segment(segments, newcomer)
+        block = self._block(lots, newcomer, coming)
+        segment = self._segment(segments, newcomer, coming)
         if block is None or segment is None:
             return block or segment
         return block if block.due_s >= segment.due_s else segment
@@ -100,25 +112,21 @@ class Foreseen:
     def _id(self, bucket: int, key: str) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self._held.index.ids(bucket, [key]), dtype=np.uint64)
 
-    def _due(self, pieces: Sequence[Piece]) -> Due:
-        """Of pieces of one bucket."""
-        blocks = np.array([-1 if piece.block is None else piece.block for piece in pieces], dtype=np.int64)
-        return self._held.coming[pieces[0].bucket].due(_ids(pieces), blocks)
-
-    def _block(self, lots: frozenset[int], newcomer: Newcomer) -> Choice | None:
+    def _block(
+        self, lots: frozenset[int], newcomer: Newcomer, coming: Mapping[int, ComingReads]
+    ) -> Choice | None:
         held = self._held
-        buckets = held.lots.buckets_of(lots)
         best: Choice | None = None
-        for bucket in buckets:
+        for bucket, known in coming.items():
             drawn = held.index.sample(BLOCKS_DRAWN, [bucket], True, self._rng.next64())
             free = [
                 piece
                 for piece in drawn
                 if held.lot_of_piece(piece) in lots and not self._large.is_busy(piece.container)
             ]
-            if not free or bucket not in held.coming:
+            if not free:
                 continue
-            due = self._due(free)
+            due = _due(known, free)
             ages_s = np.array([max(0, held.now_s() - piece.used_s) for piece in free])
             is_known = np.isfinite(due.seconds)
             order_s = np.where(is_known, due.seconds, due.horizon_s + ages_s)
@@ -128,17 +136,27 @@ class Foreseen:
                 best = Choice(float(order_s[at]), free[at], 0, (), (free[at],))
         return best
 
-    def _segment(self, segments: dict[int, list[int]], newcomer: Newcomer) -> Choice | None:
-        leaving = latest(self._samples(segments), newcomer.due_s, is_forced=newcomer.is_foreseen)
+    def _segment(
+        self, segments: dict[int, list[int]], newcomer: Newcomer, coming: Mapping[int, ComingReads]
+    ) -> Choice | None:
+        samples = self._samples(segments, coming)
+        leaving = latest(samples, newcomer.due_s, is_forced=newcomer.is_foreseen)
         if leaving is None:
             return None
         pieces = [piece for piece, _ in self._held.index.pieces(leaving.number)]
-        if not pieces or pieces[0].bucket not in self._held.coming:
+        if not pieces or pieces[0].bucket not in coming:
             return Choice(leaving.due_s, None, leaving.number, (), pieces)
-        is_lost = leaving.is_lost(self._due(pieces).seconds)
-        kept = [piece for piece, lost in zip(pieces, is_lost, strict=True) if not lost]
-        lost = [piece for piece, lost in zip(pieces, is_lost, strict=True) if lost]
-        return Choice(leaving.due_s, None, leaving.number, kept, lost)
+        is_late = leaving.is_lost(_due(coming[pieces[0].bucket], pieces).seconds)
+        pinned = [piece for piece in pieces if self._is_pinned(piece)]
+        stays = {piece.id for piece in pinned}
+        lost = [piece for piece, late in zip(pieces, is_late, strict=True) if late and piece.id not in stays]
+        gone = {piece.id for piece in lost}
+        kept = [piece for piece in pieces if piece.id not in gone]
+        return Choice(leaving.due_s, None, leaving.number, kept, lost, pinned) if lost else None
+
+    def _is_pinned(self, piece: Piece) -> bool:
+        held = self._held
+        return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
 
     def _some(self, numbers: list[int]) -> list[int]:
         """Of many segments, those that came last and some of the others."""
@@ -148,32 +166,38 @@ class Foreseen:
         picked = {older[self._rng.below(len(older))] for _ in range(SEGMENTS_DRAWN - NEWEST)}
         return [*sorted(picked), *numbers[-NEWEST:]]
 
-    def _samples(self, segments: dict[int, list[int]]) -> list[Sample]:
+    def _samples(self, segments: dict[int, list[int]], coming: Mapping[int, ComingReads]) -> list[Sample]:
         """A few pieces of each segment."""
         samples: list[Sample] = []
-        for bucket, numbers in segments.items():
-            coming = self._held.coming.get(bucket)
-            if coming is None:
+        for bucket, known in coming.items():
+            drawn = {number: self._draw(number) for number in segments.get(bucket, ())}
+            free = {number: own for number, own in drawn.items() if own is not None}
+            if not free:
                 continue
-            drawn = [self._draw(number) for number in numbers]
-            ids = np.concatenate(drawn)
-            seconds = coming.due(ids, np.full(len(ids), -1)).seconds
+            ids = np.concatenate(list(free.values()))
+            seconds = known.due(ids, np.full(len(ids), -1)).seconds
             at = 0
-            for number, own in zip(numbers, drawn, strict=True):
+            for number, own in free.items():
                 # An empty one leaves before all others.
                 due_s = seconds[at : at + len(own)] if len(own) else np.array([np.inf])
                 samples.append(Sample(number, due_s))
                 at += len(own)
         return samples
 
-    def _draw(self, number: int) -> npt.NDArray[np.uint64]:
-        known = self._drawn.get(number)
-        if known is None:
+    def _draw(self, number: int) -> npt.NDArray[np.uint64] | None:
+        if number not in self._drawn:
             pieces = [piece for piece, _ in self._held.index.pieces(number)]
             if len(pieces) > PIECES_DRAWN:
                 pieces = [pieces[self._rng.below(len(pieces))] for _ in range(PIECES_DRAWN)]
-            known = self._drawn[number] = _ids(pieces)
-        return known
+            free = [piece for piece in pieces if not self._is_pinned(piece)]
+            self._drawn[number] = _ids(free) if free or not pieces else None
+        return self._drawn[number]
+
+
+def _due(coming: ComingReads, pieces: Sequence[Piece]) -> Due:
+    """Of pieces of one bucket."""
+    blocks = np.array([-1 if piece.block is None else piece.block for piece in pieces], dtype=np.int64)
+    return coming.due(_ids(pieces), blocks)
 
 
 def _ids(pieces: Sequence[Piece]) -> npt.NDArray[np.uint64]:
