@@ -75,7 +75,7 @@ class Prefetch:
     def bar(self, name: str, streams: Mapping[str, Stream]) -> None:
         """What was fetched for a stream could not be kept: fetch no more for it until half of what is here is read."""
         ahead, stream = self._ahead.get(name), streams.get(name)
-        if ahead is not None and stream is not None:
+        if ahead is not None and stream is not None and ahead.barred_until <= stream.asked:
             ahead.barred_until = (stream.asked + ahead.at + 1) // 2
             ahead.at = min(ahead.at, max(ahead.barred_until, stream.asked))
 

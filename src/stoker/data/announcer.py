@@ -54,6 +54,7 @@ class Announcer:
         self._cursor = 0
         self._asked = 0
         self._is_closed = False
+        self._refused_until = 0.0
         self._thread: threading.Thread | None = None
         self.told: Announced | None = None
         """What the cache said last."""
@@ -73,7 +74,10 @@ class Announcer:
             self._thread = threading.Thread(
                 target=_run, args=(weakref.ref(self), self._news), name="stoker-announcer", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                log.warning("the cache is not told of the reads to come, which costs only speed: %s", error)
 
     def read(self, steps: int, asked: int) -> None:
         """So many steps of the pass were read, and so many with those that are under way."""
@@ -96,19 +100,26 @@ class Announcer:
         with self._lock:
             if self._coming is None:
                 return known, False
-            if known is not None and known.plan == self._plan and known.stop < self._coming.start:
+            if known is not None and known.plan > self._plan:
+                self._plan = known.plan + 1
+            start = known.stop if known is not None and known.plan == self._plan else 0
+            if start < self._coming.start:
                 self._begin_anew()
+                start = 0
             coming, plan, cursor = self._coming, self._plan, self._cursor
             while coming.passes < PASSES_AHEAD and coming.stop - cursor < READS_AHEAD_MAX:
                 coming.add()
-            said = self._message(coming, plan, cursor, known)
-            stop = coming.stop
+            stop = min(coming.stop, cursor + READS_AHEAD_MAX)
+            if time.monotonic() < self._refused_until:
+                stop = min(stop, start)
+            said = self._message(coming, start, stop, known)
         if said is None:
             return known, False
         told = self.told = orders.announce(self._client, self._bucket, said)
         is_all = told.plan == plan and told.stop >= stop
-        is_stuck = known is not None and not is_all and (told.keys, told.stop) == (known.keys, known.stop)
-        return told, not is_all and not is_stuck
+        if said.reads and told.stop <= start:
+            self._refused_until = time.monotonic() + RETRY_S  # it has no room for more
+        return told, not is_all and time.monotonic() >= self._refused_until
 
     def figures(self) -> dict[str, float]:
         """What the cache fetched before it was asked for."""
@@ -132,17 +143,16 @@ class Announcer:
         self._plan += 1
 
     def _message(
-        self, coming: ComingRecords, plan: int, cursor: int, known: Announced | None
+        self, coming: ComingRecords, start: int, stop: int, known: Announced | None
     ) -> Announcement | None:
-        """None if the records are not read through the cache."""
-        start = known.stop if known is not None and known.plan == plan else 0
+        """What is read from `start` on, before `stop`. None if the records are not read through the cache."""
         common: dict[str, Any] = {
-            "stream": self._stream, "plan": plan, "group": self._group, "catalog": self._catalog,
-            "cursor": cursor, "asked": self._asked, "lease_s": LEASE_S,
+            "stream": self._stream, "plan": self._plan, "group": self._group, "catalog": self._catalog,
+            "cursor": self._cursor, "asked": self._asked, "lease_s": LEASE_S,
         }  # fmt: skip
-        if start >= coming.stop:
+        if start >= stop:
             return Announcement(**common)
-        chunk = coming.chunk(start, CHUNK)
+        chunk = coming.chunk(start, min(CHUNK, stop - start))
         reads = self._records.reads(chunk.records)
         if reads is None:
             self._is_closed = True
@@ -172,7 +182,7 @@ def _spans(reads: Reads, records: Sequence[Any] | Records) -> bytes:
 def _run(ref: weakref.ref[Announcer], news: threading.Event) -> None:
     """The announcer's thread, which does not keep it alive."""
     known: Announced | None = None
-    has_more, wait_s, has_warned = False, RENEWED_S, False
+    has_more, wait_s = False, RENEWED_S
     while True:
         if not has_more:
             news.wait(wait_s)
@@ -189,8 +199,10 @@ def _run(ref: weakref.ref[Announcer], news: threading.Event) -> None:
         except CacheUnavailable:
             known, has_more, wait_s = None, False, RETRY_S
         except StokerError as error:
-            if not has_warned:
-                log.warning("the cache is not told of the reads to come, which costs only speed: %s", error)
+            log.warning("the cache is not told of the reads to come, which costs only speed: %s", error)
+            return
+        except Exception:
+            log.exception("the cache is not told of the reads to come, which costs only speed")
             return
         del announcer
         time.sleep(EVERY_S)

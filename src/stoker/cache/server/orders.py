@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,12 +26,13 @@ from stoker.wire.cache_orders import (
 )
 from stoker.wire.http import check_key
 
+log = logging.getLogger("stoker.cache")
 READS_MAX = 32_000_000
-"""Of all streams together; they take some 40 bytes each."""
+"""Of all streams together, counted by the blocks that they touch; they take some 40 bytes each."""
+READ_ITEMS_MAX = 1_000_000
+"""Of one announcement."""
 KEYS_MAX = 32_000_000
 STREAMS_MAX = 4096
-BLOCKS_MAX = 65_536
-"""That one read may touch."""
 _UPKEEP_EVERY_S = 1.0
 
 I64 = npt.NDArray[np.int64]
@@ -182,6 +184,8 @@ class Orders:
         if reader is not None:
             made.prefetched, made.prefetched_bytes = reader.prefetched, reader.prefetched_bytes
         self._readers[name] = made
+        if reader is not None:
+            self._forget_catalog(reader)
         self._streams = {**self._streams, name: stream}
         held = self._engine.store.holdings
         coming = held.coming.get(bucket.number) or ComingReads()
@@ -203,9 +207,14 @@ class Orders:
 
     async def _take_reads(self, reader: _Reader, catalog: Catalog, numbers: I64, said: Announcement) -> None:
         spans = None
+        size = self._engine.block_size_bytes
         if said.spans:
             spans = np.frombuffer(said.spans, dtype="<u8").reshape(-1, 2)
-        size = self._engine.block_size_bytes
+            touched = int(((spans[:, 1] - spans[:, 0]) // np.uint64(size)).sum()) + 2 * len(spans)
+            if touched > READ_ITEMS_MAX:
+                raise ConfigError(
+                    f"these reads touch {touched} blocks, more than {READ_ITEMS_MAX}: announce fewer"
+                )
 
         def work() -> None:
             items, positions = _items(catalog.ids(numbers), spans, said.start, size)
@@ -221,8 +230,7 @@ class Orders:
         self.prefetching.core.back(reader.name, said.start)
 
     def _is_room(self, reads: int) -> bool:
-        known = sum(reader.stream.stop - reader.stream.cursor for reader in self._readers.values())
-        return known + reads <= READS_MAX
+        return sum(reader.stream.size for reader in self._readers.values()) + reads <= READS_MAX
 
     def _told(self, reader: _Reader) -> Announced:
         catalog = self._catalogs.get((reader.bucket.number, reader.catalog), ())
@@ -239,6 +247,11 @@ class Orders:
             coming.remove(reader.name)
             if not coming:
                 held.set_coming(held.lots[number], None)
+        self._forget_catalog(reader)
+
+    def _forget_catalog(self, reader: _Reader) -> None:
+        """If it was the last that used it."""
+        number = reader.bucket.number
         if not any((r.bucket.number, r.catalog) == (number, reader.catalog) for r in self._readers.values()):
             self._catalogs.pop((number, reader.catalog), None)
 
@@ -246,9 +259,13 @@ class Orders:
         while True:
             await asyncio.sleep(_UPKEEP_EVERY_S)
             now = self._now()
-            for reader in [reader for reader in self._readers.values() if reader.until < now]:
-                self._remove(reader)
-            self.prefetching.wake()
+            try:
+                for reader in [reader for reader in self._readers.values() if reader.until < now]:
+                    self._remove(reader)
+                self.prefetching.wake()
+            except Exception:
+                # A defect here must not end the upkeep: the next round may not meet it.
+                log.exception("announced orders cannot be kept")
 
 
 def _name(bucket: Bucket, stream: str) -> str:
@@ -277,7 +294,7 @@ def _items(ids: U64, spans: U64 | None, start: int, block_size_bytes: int) -> tu
         return ids, positions
     first = (spans[:, 0] // block_size_bytes).astype(np.int64)
     last = (np.maximum(spans[:, 1], spans[:, 0] + np.uint64(1)) - np.uint64(1)) // np.uint64(block_size_bytes)
-    counts = np.minimum(last.astype(np.int64) - first + 1, BLOCKS_MAX)
+    counts = last.astype(np.int64) - first + 1
     offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     blocks = np.repeat(first, counts) + offsets
     return items_of(np.repeat(ids, counts), blocks), np.repeat(positions, counts)

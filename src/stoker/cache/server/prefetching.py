@@ -12,6 +12,7 @@ from stoker.cache.layout import split
 from stoker.cache.prefetch import Prefetch
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
+from stoker.cache.store.known import Known
 from stoker.errors import StokerError
 
 STREAMS = 32
@@ -20,6 +21,8 @@ WINDOW_PARTS = 100
 """What is fetched ahead takes such a part of the room, at most."""
 WINDOW_BYTES_MAX = 256 * 1024 * 1024
 WINDOW_BYTES_MIN = 1024 * 1024
+BLOCKS_AT_ONCE = 4
+"""Of one read."""
 LOOKS_MAX = 4
 """In one turn of the loop."""
 
@@ -119,14 +122,35 @@ class Prefetching:
             lacking = [block for block in sorted(blocks) if not engine.store.has(known, block)]
             if not lacking:
                 return
-            held = await asyncio.gather(*(engine.foresee(known, block) for block in lacking))
+            is_held = await self._hold(known, lacking)
         except StokerError:
             return
-        if all(held):
-            self.core.came(stop - read.start)
+        self.core.came(max(1, stop - read.start))
+        if is_held:
             self._readings.fetched(name, stop - read.start)
         else:
             self.core.bar(name, self._readings.streams())
+
+    async def _hold(self, known: Known, blocks: Sequence[int]) -> bool:
+        """Fetch blocks, a few at a time, and no more than the window is large. False if some cannot be kept. Raises
+        what the first that fails does."""
+        engine = self._engine
+        size, lot = engine.block_size_bytes, engine.store.holdings.lot_of(known.bucket, known.key)
+        count = max(2, self.core.window_bytes // size)
+        for first in range(0, min(len(blocks), count), BLOCKS_AT_ONCE):
+            is_refused = engine.store.room.ask(lot, min(size, known.size_bytes)).is_refused
+            if is_refused or engine.store.problem is not None:
+                return False
+            some = blocks[first : min(first + BLOCKS_AT_ONCE, count)]
+            held = await asyncio.gather(
+                *(engine.foresee(known, block) for block in some), return_exceptions=True
+            )
+            for one in held:
+                if isinstance(one, BaseException):
+                    raise one
+            if not all(held):
+                return False
+        return True
 
 
 class _NoReadings:
