@@ -25,6 +25,8 @@ from tests.e2e.cache_helpers import ServerProcess, fill, served, wait_until_held
 from tests.e2e.children import in_child
 
 pytestmark = pytest.mark.real
+ONE_SEGMENT = 2 * 10**9
+"""Of room: all that is read here lies in one segment then, but for what is large."""
 TOKEN = "some-long-token"
 LONG = [f"long/{number:03}" for number in range(40)]
 NOBODY = 65534
@@ -42,7 +44,7 @@ def objects(tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def cache(tmp_path: Path, objects: dict[str, bytes]) -> Iterator[EmbeddedCache]:
-    with EmbeddedCache(None, 10**9, {"b": str(tmp_path / "origin")}, TOKEN) as running:
+    with EmbeddedCache(None, ONE_SEGMENT, {"b": str(tmp_path / "origin")}, TOKEN) as running:
         with running.client() as client:
             assert client.read_many("b", list(objects)) == list(objects.values())
             wait_until_held(client, len(LONG) + 5)
@@ -241,10 +243,14 @@ def test_another_server_at_the_same_socket_has_other_files_under_the_same_number
             wait_until_held(client, len(LONG))
             return all(client.read_many("b", LONG) == list(objects.values()) for _ in range(3))
 
-        with served(tmp_path / "cache-1", {"b": str(tmp_path / "first")}, "--unix", str(path)):
+        with served(
+            tmp_path / "cache-1", {"b": str(tmp_path / "first")}, "--unix", str(path), capacity="2GB"
+        ):
             assert reads(first)
             assert len(held(client)) == 1
-        with served(tmp_path / "cache-2", {"b": str(tmp_path / "second")}, "--unix", str(path)):
+        with served(
+            tmp_path / "cache-2", {"b": str(tmp_path / "second")}, "--unix", str(path), capacity="2GB"
+        ):
             assert in_child(lambda: reads(second) and client.status().local_hits > 0)
             assert reads(second)
             assert client.status().local_hits > 0

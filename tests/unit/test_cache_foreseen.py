@@ -13,6 +13,7 @@ import pytest
 
 from stoker.base.rng import Rng
 from stoker.cache.coming import ComingReads, Stream
+from stoker.cache.store.lots import KeptBucket, PrefixRule
 from stoker.cache.store.store import Store
 from tests.clocks import HandClock
 
@@ -89,15 +90,19 @@ class Run:
             assert self.store.room.used_bytes <= self.store.room.limit_bytes
         return 1 - counted / total
 
+    def has(self, key: str) -> bool:
+        return self.store.holds(self.bucket.number, key, "v", 0)
+
+    async def put(self, key: str, bucket: KeptBucket | None = None, **why: bool) -> bool:
+        """Whether it is stored."""
+        known = self.store.learn((bucket or self.bucket).number, key, "v", len(self.record))
+        return await self.store.put(known, 0, self.record, **why)
+
     async def _fetch(self, record: int) -> bool:
         """Whether it had to be."""
-        store, key = self.store, str(record)
-        known = store.find(self.bucket.number, key)
-        if known is None:
-            known = store.learn(self.bucket.number, key, "v", len(self.record))
-        if store.has(known, 0):
+        if self.has(str(record)):
             return False
-        await store.put(known, 0, self.record, is_foreseen=True)
+        await self.put(str(record), is_foreseen=True)
         return True
 
 
@@ -165,3 +170,51 @@ def test_large_objects_are_kept_block_by_block(tmp_path: Path, loop: asyncio.Abs
     run.announce(reads, round_reads=80)
     hits = loop.run_until_complete(run.read(counted_from=80))
     assert hits >= 38 / 40 * belady(reads, 40, 80), "one block is on its way, and one is read"
+
+
+def test_what_is_pinned_stays_and_is_stored(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
+    """Packed among others before it was pinned, while others are read in an order that is known."""
+
+    async def story(run: Run) -> tuple[int, int]:
+        store = run.store
+        for number in range(400):
+            await run.put(f"p{number}" if number % 4 == 0 else f"n{number}")
+        rules = [PrefixRule("p", 0, True)]
+        run.bucket = store.open_bucket("b", "memory://b", rules=rules)
+        await run.read()
+        before = sum(run.has(f"p{number}") for number in range(0, 400, 4))
+        return before, sum([await run.put(f"p-late-{number}") for number in range(20)])
+
+    run = Run(tmp_path, 420, "lru")
+    run.announce(list(range(1000, 1600)))
+    assert loop.run_until_complete(story(run)) == (100, 20)
+
+
+def test_a_load_takes_no_room_from_what_it_brought(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
+    async def story(run: Run) -> int:
+        run.store.holdings.set_coming(run.bucket, run.coming)
+        with run.store.clearing.loading("b", run.store.now_s()):
+            return sum([await run.put(str(number), is_loading=True) for number in range(600)])
+
+    run = Run(tmp_path, 200, "lru")
+    run.announce([0])
+    stored = loop.run_until_complete(story(run))
+    assert 150 < stored <= 200
+    assert run.store.clearing.evicted_bytes == 0
+
+
+def test_announcing_reads_of_a_bucket_gives_none_of_it_to_others(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    async def story(run: Run) -> int:
+        for number in range(150):
+            await run.put(str(number))
+        run.store.holdings.set_coming(run.bucket, run.coming)
+        other = run.store.open_bucket("other", "memory://other")
+        for number in range(400):
+            await run.put(str(number), other)
+        return sum(run.has(str(number)) for number in range(150))
+
+    run = Run(tmp_path, 200, "uniform")
+    run.announce([0, 1, 2])
+    assert loop.run_until_complete(story(run)) == 150
