@@ -44,8 +44,3 @@ class Catalog:
         stops = self._stops[part]
         start = int(stops[at - 1]) if at else 0
         return self._texts[part][start : int(stops[at])].decode()
-
-    @property
-    def size_bytes(self) -> int:
-        """About what it takes of memory."""
-        return sum(map(len, self._texts)) + 16 * len(self)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
 from copy import copy
 from typing import NamedTuple
 
@@ -200,9 +199,6 @@ class ComingReads:
 
     def __bool__(self) -> bool:
         return bool(self._streams)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._streams)
 
     def get(self, name: str) -> Stream | None:
         """A stream that was announced."""

@@ -208,26 +208,22 @@ class Engine:
         what the fetch fails with."""
         if self.store.has(known, index):
             return True
-        ticket, wanted = self._join(known, index, 1)
-        self._loading.add(wanted)
-        try:
-            await ticket.whole()
-            await ticket.landing.settled()
-        finally:
-            self._loading.discard(wanted)
-            ticket.leave()
-        return self.store.has(known, index)
+        return await self._held_for(self._loading, known, index, 1)
 
     async def foresee(self, known: Known, index: int) -> bool:
         """Hold a block here because it is read here soon, whoever owns it. Whether it is held. Raises what the fetch
         fails with."""
-        ticket, wanted = self._join(known, index, 0)
-        self._foreseen.add(wanted)
+        return await self._held_for(self._foreseen, known, index, 0)
+
+    async def _held_for(self, why: set[Wanted], known: Known, index: int, hops: int) -> bool:
+        """Fetch a block and see it stored, which `why` tells the storing of."""
+        ticket, wanted = self._join(known, index, hops)
+        why.add(wanted)
         try:
             await ticket.whole()
             await ticket.landing.settled()
         finally:
-            self._foreseen.discard(wanted)
+            why.discard(wanted)
             ticket.leave()
         return self.store.has(known, index)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from stoker.cache.coming import Stream
@@ -59,11 +59,12 @@ class Prefetching:
         self.core = Prefetch(window_bytes)
         self._queue: deque[tuple[str, int, int, ToRead]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def wake(self) -> None:
         """There is news: begin what may be begun now."""
         streams, looks = self._readings.streams(), 0
-        while len(self._tasks) < STREAMS:
+        while len(self._tasks) < STREAMS and not self._is_closed:
             if not self._queue:
                 if looks == LOOKS_MAX:
                     # Others have their turn: where all is held, this may go on for long.
@@ -84,7 +85,7 @@ class Prefetching:
 
     async def close(self) -> None:
         """Begin no more, and leave what is coming."""
-        self._readings = _NoReadings()
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,16 +152,3 @@ class Prefetching:
             if not all(held):
                 return False
         return True
-
-
-class _NoReadings:
-    """Nothing is announced."""
-
-    def streams(self) -> Mapping[str, Stream]:
-        return {}
-
-    bucket_of: Callable[..., Bucket]
-    reads: Callable[..., Sequence[ToRead]]
-
-    def fetched(self, name: str, size_bytes: int) -> None:
-        return None
