@@ -301,3 +301,24 @@ def test_what_was_pinned_later_stays_though_its_segment_is_old(tmp_path: Path) -
         assert not any(slowed.store.has(known, 0) for known in old)
 
     run(tmp_path, test)
+
+
+def test_a_segment_in_which_all_is_pinned_stays_as_it_is(tmp_path: Path) -> None:
+    async def test(slowed: Slowed) -> None:
+        slowed.goes.set()
+        slowed.open(PINNED, evict_after_s=100.0)
+        pinned = [await slowed.put(f"p/{n}") for n in range(3)]
+        gone = await slowed.put("q")
+        for _ in range(3):
+            slowed.clock.at += 200
+            await slowed.store.clearing.give_up_old()
+        assert all(slowed.store.has(known, 0) for known in pinned)
+        assert not slowed.store.has(gone, 0)
+        assert slowed.store.clearing.rewritten_bytes == 0
+        slowed.open([], evict_after_s=100.0)
+        slowed.clock.at += 200
+        await slowed.store.clearing.give_up_old()
+        assert not any(slowed.store.has(known, 0) for known in pinned)
+        assert slowed.used() == {}
+
+    run(tmp_path, test)

@@ -28,12 +28,12 @@ from stoker.cache.evict import (
 )
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
+from stoker.cache.store.aging import Aging
 from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
 from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lot_files import LotFiles
-from stoker.cache.store.lots import KeptBucket
 from stoker.cache.store.rewriting import Rewriting
 
 DRAWS_MAX = 8
@@ -41,8 +41,6 @@ DRAWS_MAX = 8
 LOOK_SHARE = 0.01
 """The part of the time that may go into looking for such, where there is none."""
 LOOK_EVERY_S_MAX = 60.0
-OLD_SHARE = 0.01
-"""What is kept for a time is looked at again after such a part of it."""
 TRIES_MAX = 3
 """So many segments with copies are looked at for one from which no last copy need be lost."""
 
@@ -73,11 +71,11 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._look_from = 0.0
-        self._old_from: dict[int, float] = {}
         self._loads: list[tuple[str, int]] = []
         self.foreseen = Foreseen(held, large, rng)
         self._lot_files = LotFiles(held, large, rng)
         self._rewriting = Rewriting(held, self.foreseen)
+        self._aging = Aging(held, large, self._rewriting, self._lock)
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
 
@@ -180,35 +178,7 @@ class Clearing:
     async def give_up_old(self) -> None:
         """What a bucket keeps for a time only leaves once that is over; it may be a little later, for all that is held
         is looked at."""
-        held = self._held
-        for bucket in [bucket for bucket in held.lots.all() if bucket.evict_after_s > 0]:
-            if held.now() < self._old_from.get(bucket.number, 0.0):
-                continue
-            self._old_from[bucket.number] = held.now() + bucket.evict_after_s * OLD_SHARE
-            before_s = int(held.now_s() - bucket.evict_after_s)
-            async with self._lock:
-                for number in held.segments.written_before(bucket.ordinary_lots, before_s):
-                    # Each wait may have brought something new to those that come later, or other rules.
-                    if not held.segments.was_written_before(number, bucket.ordinary_lots, before_s):
-                        continue
-                    if held.segments.is_open(number):
-                        held.segments.seal_segment(number)
-                        held.files.finish(number)
-                    pinned = await held.run(self._pinned, number) if bucket.has_rules else []
-                    await self._rewriting.leave(number, pinned)
-                for number, container in (await held.run(held.index.containers)).items():
-                    is_due = container.bucket == bucket.number and container.used_s < before_s
-                    if is_due and container.is_large and not self._large.is_busy(number):
-                        await self._give_up_old_file(bucket, number, before_s)
-
-    async def _give_up_old_file(self, bucket: KeptBucket, number: int, before_s: int) -> None:
-        pieces = await self._pieces(number)
-        now = self._held.index.container(number)  # something may have been written to it meanwhile
-        if not pieces or now is None or now.used_s >= before_s or self._large.is_busy(number):
-            return
-        lot = self._held.lot_of_piece(pieces[0])
-        if lot in bucket.ordinary_lots:
-            self._large.lose_file(number, lot)
+        await self._aging.give_up_old()
 
     def _load_began_s(self, lot: int, before_s: int | None) -> int | None:
         """When the first of the loads of the lot's bucket began; where all have ended since, when they had."""
@@ -304,7 +274,7 @@ class Clearing:
         used_s = [sifted_s(candidate, now_s, are_copies_left=are_copies_left) for candidate in candidates]
         sifted = [Sifted(piece.size_bytes, used) for piece, used in zip(pieces, used_s, strict=True)]
         kept = set(self._held.segments.sift(number, sifted, has_time=has_time).kept)
-        kept |= {i for i, piece in enumerate(pieces) if self._is_pinned(piece)}
+        kept |= {i for i, piece in enumerate(pieces) if self._held.is_pinned(piece)}
         lost = [i for i in range(len(pieces)) if i not in kept]
         last_copies_bytes = sum(pieces[i].size_bytes for i in lost if candidates[i].copies == 1)
         return _Leaving(
@@ -363,14 +333,6 @@ class Clearing:
     def _copies(self, piece: Piece) -> int:
         policy = self._held.lots[piece.bucket].lots[0].policy
         return self.copies_of(piece) if policy == REPLICA_AWARE else 1
-
-    def _is_pinned(self, piece: Piece) -> bool:
-        held = self._held
-        return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
-
-    def _pinned(self, number: int) -> list[Piece]:
-        """In a thread: what is pinned of a segment; it may have been packed before it was."""
-        return [piece for piece, _ in self._held.index.pieces(number) if self._is_pinned(piece)]
 
     async def _pieces(self, number: int) -> list[Piece]:
         return [piece for piece, _ in await self._held.run(self._held.index.pieces, number)]

@@ -147,16 +147,12 @@ class Foreseen:
         if not pieces or pieces[0].bucket not in coming:
             return Choice(leaving.due_s, None, leaving.number, (), pieces)
         is_late = leaving.is_lost(_due(coming[pieces[0].bucket], pieces).seconds)
-        pinned = [piece for piece in pieces if self._is_pinned(piece)]
+        pinned = [piece for piece in pieces if self._held.is_pinned(piece)]
         stays = {piece.id for piece in pinned}
         lost = [piece for piece, late in zip(pieces, is_late, strict=True) if late and piece.id not in stays]
         gone = {piece.id for piece in lost}
         kept = [piece for piece in pieces if piece.id not in gone]
         return Choice(leaving.due_s, None, leaving.number, kept, lost, pinned) if lost else None
-
-    def _is_pinned(self, piece: Piece) -> bool:
-        held = self._held
-        return held.lots[piece.bucket].has_rules and held.room.lot(held.lot_of_piece(piece)).is_pinned
 
     def _some(self, numbers: list[int]) -> list[int]:
         """Of many segments, those that came last and some of the others."""
@@ -189,7 +185,7 @@ class Foreseen:
             pieces = [piece for piece, _ in self._held.index.pieces(number)]
             if len(pieces) > PIECES_DRAWN:
                 pieces = [pieces[self._rng.below(len(pieces))] for _ in range(PIECES_DRAWN)]
-            free = [piece for piece in pieces if not self._is_pinned(piece)]
+            free = [piece for piece in pieces if not self._held.is_pinned(piece)]
             self._drawn[number] = _ids(free) if free or not pieces else None
         return self._drawn[number]
 

@@ -116,6 +116,10 @@ class Holdings:
             key = self.index.key_of(piece)
         return bucket.lot_of(key).number
 
+    def is_pinned(self, piece: Piece) -> bool:
+        """Whether a rule that the bucket has now pins it."""
+        return self.lots[piece.bucket].has_rules and self.room.lot(self.lot_of_piece(piece)).is_pinned
+
     def charge_bytes(self, found: Found) -> int:
         """What the blocks of a large object take that are held; `found` is with its blocks."""
         return sum(pages_bytes(size_bytes) for size_bytes in self.held_sizes(found))
