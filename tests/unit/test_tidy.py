@@ -71,6 +71,7 @@ PURE = [
     "cache/coming.py",
     "cache/farthest.py",
     "cache/prefetch.py",
+    "cache/sharing.py",
     "cache/route.py",
     "cache/evict.py",
     "cache/limits.py",

@@ -81,6 +81,8 @@ class Stream:
         self.cursor = 0
         self.asked = 0
         """What is before it is asked for by now, if not read."""
+        self.reach: int | None = None
+        """What is read so many reads after those that are asked for counts for nothing; None: all counts."""
         self.read_s = read_s
         """Seconds a read takes, as was said at first and is seen since."""
         self.stop = 0
@@ -93,6 +95,12 @@ class Stream:
     def size(self) -> int:
         """How many items of reads are kept."""
         return sum(len(run.items) for run in self._runs)
+
+    @property
+    def share(self) -> float:
+        """At which part of the positions that are known anything is read here."""
+        kept = sum(run.stop - run.start for run in self._runs)
+        return min(1.0, self.size / kept) if kept else 1.0
 
     @property
     def has_rounds(self) -> bool:
@@ -145,6 +153,8 @@ class Stream:
             if run.stop > start:
                 is_missing = found == NEVER
                 found[is_missing] = run.next_of(items[is_missing], start)
+        if self.reach is not None:
+            found[found >= self.asked + self.reach] = NEVER
         return found
 
     def round_stops(self, positions: I64) -> I64:

@@ -7,6 +7,7 @@ room from what is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +18,7 @@ LOOKED_AT_ONCE = 256
 _SIZE_SHARE = 1 / 16
 _SIZE_BYTES_FIRST = 128 * 1024
 _READS_MIN = 2
+_SHARE_MIN = 1e-6
 
 
 class Look(NamedTuple):
@@ -47,7 +49,7 @@ class Prefetch:
         """Of the stream whose next read is due first; None if all have looked as far ahead as they may."""
         self._ahead = {name: ahead for name, ahead in self._ahead.items() if name in streams}
         best: tuple[float, str, int] | None = None
-        window = self._window_reads(len(streams))
+        window = self.window_reads(len(streams))
         for name, stream in streams.items():
             ahead = self._ahead.get(name)
             if ahead is None or ahead.plan != stream.plan:
@@ -55,7 +57,8 @@ class Prefetch:
             ahead.at = max(ahead.at, stream.asked)
             if ahead.barred_until > stream.asked:
                 continue
-            stop = min(stream.stop, stream.asked + window)
+            # Of a stream of which only some reads are known here, the window has as many of those.
+            stop = min(stream.stop, stream.asked + math.ceil(window / max(stream.share, _SHARE_MIN)))
             if ahead.at < stop:
                 due_s = (ahead.at - stream.cursor) * stream.read_s
                 if best is None or due_s < best[0]:
@@ -90,6 +93,7 @@ class Prefetch:
         known = self._ahead.get(name)
         return 0 if known is None or known.plan != stream.plan else max(0, known.at - stream.cursor)
 
-    def _window_reads(self, streams: int) -> int:
+    def window_reads(self, streams: int) -> int:
+        """How many reads ahead each of so many streams may look."""
         share_bytes = self.window_bytes / max(1, streams)
         return max(_READS_MIN, int(share_bytes / max(1.0, self._read_bytes)))

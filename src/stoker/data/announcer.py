@@ -7,13 +7,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from stoker.cache.client import orders
 from stoker.cache.client.client import CacheClient
+from stoker.cache.client.fleet import FleetClient
 from stoker.data.coming_reads import ComingRecords
 from stoker.data.formats.port import Reads, Records
 from stoker.data.loader_plan import Pass
@@ -33,6 +33,8 @@ EVERY_S = 0.02
 RENEWED_S = 10.0
 LEASE_S = 60.0
 RETRY_S = 5.0
+WHOLE_BYTES_MAX = 1024 * 1024
+"""Objects that are larger may be of several blocks, of which a fleet has to know who owns them."""
 
 
 class Announcer:
@@ -46,6 +48,8 @@ class Announcer:
         self._stream = f"{os.uname().nodename}/{worker_settings().worker}/{os.getpid()}/{name}"
         self._group = group
         self._catalog = f"{records.fingerprint}/{bucket}"
+        self._at_owners = isinstance(client, FleetClient)
+        self._is_by_bytes: bool | None = None
         self._owner = os.getpid()
         self._news = threading.Event()
         self._lock = threading.Lock()
@@ -149,6 +153,7 @@ class Announcer:
         common: dict[str, Any] = {
             "stream": self._stream, "plan": self._plan, "group": self._group, "catalog": self._catalog,
             "cursor": self._cursor, "asked": self._asked, "lease_s": LEASE_S,
+            "at_owners": self._at_owners,
         }  # fmt: skip
         if start >= stop:
             return Announcement(**common)
@@ -166,17 +171,23 @@ class Announcer:
         return Announcement(
             start=start,
             reads=reads.objects.astype("<u4").tobytes(),
-            spans=_spans(reads, self._records),
+            spans=self._spans(reads),
             round=chunk.epoch,
             **common,
         )
 
+    def _spans(self, reads: Reads) -> bytes:
+        """Nothing where each object is one record, and none is large."""
+        if self._is_by_bytes is None:
+            self._is_by_bytes = len(reads.keys) != len(self._records) or _has_large(self._records)
+        if not self._is_by_bytes:
+            return b""
+        return np.stack([reads.starts, np.maximum(reads.starts, reads.stops)], axis=1).astype("<u8").tobytes()
 
-def _spans(reads: Reads, records: Sequence[Any] | Records) -> bytes:
-    """Nothing where each object is one record."""
-    if len(reads.keys) == len(records):
-        return b""
-    return np.stack([reads.starts, np.maximum(reads.starts, reads.stops)], axis=1).astype("<u8").tobytes()
+
+def _has_large(records: Records) -> bool:
+    reads = records.reads(np.arange(len(records), dtype=np.int64))
+    return reads is not None and bool((reads.stops - reads.starts > WHOLE_BYTES_MAX).any())
 
 
 def _run(ref: weakref.ref[Announcer], news: threading.Event) -> None:

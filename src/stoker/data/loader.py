@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from stoker.cache.client.fleet import FleetClient
 from stoker.data.announcer import Announcer
 from stoker.data.dataset import Dataset
 from stoker.data.loader_batch import Collate, size_of
@@ -195,13 +194,11 @@ class Loader:
                 return
 
     def _new_announcer(self) -> Announcer | None:
-        """Where the dataset is read through one cache server."""
+        """Where the dataset is read through a cache."""
         dataset = self.dataset
         if not self._announces or not isinstance(dataset, Dataset) or not dataset.is_cached:
             return None
         client, bucket = dataset.served[:2]
-        if isinstance(client, FleetClient):
-            return None  # each server owns a part of what is read
         group = f"{self.name}/{self._fingerprint}"
         announcer = Announcer(dataset.records, client, bucket, self.name, group)
         self.stats.figures["prefetched"] = announcer.figures

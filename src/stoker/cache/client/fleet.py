@@ -182,6 +182,10 @@ class FleetClient(CacheClient):
     def __reduce__(self) -> tuple[Callable[..., FleetClient], tuple[object, ...]]:
         return _again, (self._given, self._token, self._patience_s)
 
+    def call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
+        """The answer of the same server each time, as long as it can be reached."""
+        return self._ask(target, lambda client: client.call(method, target, kind, body))
+
     def _call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
         return self._ask("", lambda client: client.call(method, target, kind, body))
 

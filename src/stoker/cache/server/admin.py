@@ -253,7 +253,7 @@ class Admin:
         if request.method == "GET":
             return self._orders.status(bucket)
         if request.method == "DELETE":
-            return self._orders.withdraw(bucket, query.get("stream", ""))
+            return self._orders.withdraw(bucket, query.get("stream", ""), is_owned="owned" in query)
         return await self._orders.announce(bucket, msgspec.msgpack.decode(request.body, type=Announcement))
 
     async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:

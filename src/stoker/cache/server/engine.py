@@ -192,13 +192,17 @@ class Engine:
         stride = max(1, len(self.fleet.view.members))
         return Limits(streams, distance_bytes // self.block_size_bytes, stride, starts)
 
-    def _is_to_come(self, known: Known, index: int) -> bool:
-        """Whether a block is this server's to fetch and to keep."""
+    def owns(self, known: Known, index: int) -> bool:
+        """Whether a block is this server's to fetch from the origin, and to keep."""
         bucket = self._by_number[known.bucket]
         route = self.fleet.route(block_owner_name(bucket.name, known.key, index), bucket.spec.max_replicas, 0)
-        is_ours = known.tag != 0 and route.keeps and not route.peers
+        return route.keeps and not route.peers
+
+    def _is_to_come(self, known: Known, index: int) -> bool:
+        """Whether a block is this server's to fetch and to keep, and is still to come."""
         return (
-            is_ours
+            known.tag != 0
+            and self.owns(known, index)
             and not self.store.has(known, index)
             and self._wanted(known, index, 0)[0] not in self._fetches
         )

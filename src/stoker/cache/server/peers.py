@@ -30,6 +30,7 @@ from stoker.wire.cache_api import (
     failure_of,
     target_below,
 )
+from stoker.wire.cache_orders import Announced, Announcement, orders_target
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, etag_of, object_target, parse_response_head
 
 T = TypeVar("T")
@@ -114,6 +115,19 @@ class Peers:
         """Have a peer keep what lies under a prefix, or no longer."""
         method = "PUT" if is_pinned else "DELETE"
         return await self._call(url, method, target_below("pin", bucket, prefix), Pins, b"", hops=1)
+
+    async def announce(self, url: str, bucket: str, said: Announcement) -> Announced:
+        """Hand on to an owner what is read of what it owns."""
+        body = msgspec.msgpack.encode(said)
+        return await self._call(
+            url, "POST", orders_target(bucket, said.stream), Announced, body, bucket=bucket
+        )
+
+    async def withdraw(self, url: str, bucket: str, stream: str) -> Announced:
+        """A stream of which parts were handed on to an owner goes on no more."""
+        return await self._call(
+            url, "DELETE", orders_target(bucket, stream, is_owned=True), Announced, bucket=bucket
+        )
 
     async def summary(self, url: str) -> bytes:
         """What a peer holds, encoded; see `cache/summary.py`."""

@@ -28,11 +28,14 @@ LOOKS_MAX = 4
 
 
 class ToRead(NamedTuple):
-    """What one announced read is of; without `stop`, a whole object."""
+    """What one announced read is of, and its position; without `stop`, a whole object. `is_owned`: only what this
+    server owns of it is read here."""
 
+    position: int
     key: str
     start: int = 0
     stop: int | None = None
+    is_owned: bool = False
 
 
 class Readings(Protocol):
@@ -57,7 +60,7 @@ class Prefetching:
         limit_bytes = engine.store.room.limit_bytes
         window_bytes = min(WINDOW_BYTES_MAX, max(WINDOW_BYTES_MIN, limit_bytes // WINDOW_PARTS))
         self.core = Prefetch(window_bytes)
-        self._queue: deque[tuple[str, int, int, ToRead]] = deque()
+        self._queue: deque[tuple[str, int, ToRead]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -74,9 +77,9 @@ class Prefetching:
                 if not self._look(streams):
                     return
                 continue
-            name, plan, position, read = self._queue.popleft()
+            name, plan, read = self._queue.popleft()
             stream = streams.get(name)
-            if stream is None or stream.plan != plan or position < stream.asked:
+            if stream is None or stream.plan != plan or read.position < stream.asked:
                 continue
             bucket = self._readings.bucket_of(name)
             task = asyncio.get_running_loop().create_task(self._bring(name, bucket, read))
@@ -101,7 +104,6 @@ class Prefetching:
             return False
         stream, bucket = streams[look.stream], self._readings.bucket_of(look.stream)
         reads = self._readings.reads(look.stream, look.start, look.stop)
-        first = look.stop - len(reads)
         whole = [i for i, read in enumerate(reads) if read.stop is None]
         store, metadata = self._engine.store, self._engine.metadata
         lacking = store.index.lacking(
@@ -110,7 +112,7 @@ class Prefetching:
         wanted = {whole[i] for i in lacking}
         wanted |= {i for i, read in enumerate(reads) if read.stop is not None}
         for i in sorted(wanted):
-            self._queue.append((look.stream, stream.plan, first + i, reads[i]))
+            self._queue.append((look.stream, stream.plan, reads[i]))
         return True
 
     async def _bring(self, name: str, bucket: Bucket, read: ToRead) -> None:
@@ -120,6 +122,8 @@ class Prefetching:
             known = await engine.locate(bucket, read.key, begins=read.start == 0)
             stop = known.size_bytes if read.stop is None else min(read.stop, known.size_bytes)
             blocks = {span.index for span in split(min(read.start, stop), stop, engine.block_size_bytes)}
+            if read.is_owned and len(blocks) > 1:
+                blocks = {block for block in blocks if engine.owns(known, block)}
             lacking = [block for block in sorted(blocks) if not engine.store.has(known, block)]
             if not lacking:
                 return
