@@ -15,7 +15,7 @@ from stoker.cache.client import orders
 from stoker.cache.client.client import CacheClient
 from stoker.errors import AccessDenied, ConfigError, ObjectNotFound
 from stoker.settings import CacheSettings
-from stoker.wire.cache_orders import ORDER_READS_MAX, Announced, Announcement
+from stoker.wire.cache_orders import ORDER_COUNT_MAX, ORDER_READS_MAX, Announced, Announcement
 from tests.e2e.cache_helpers import ServerProcess, served
 
 TOKEN = "a-token-for-these-tests"
@@ -129,6 +129,11 @@ def test_a_stream_that_is_not_heard_of_is_forgotten(client: CacheClient, keys: l
         Announcement("s", reads=reads(0), spans=np.array([9, 3], dtype="<u8").tobytes()),
         Announcement("s", reads=reads(0), spans=np.array([0, 2**60], dtype="<u8").tobytes()),
         Announcement("s", reads=bytes(4 * (ORDER_READS_MAX + 1))),
+        Announcement("s", reads=reads(0, 1), count=3),
+        Announcement("s", reads=reads(0, 1), count=3, offsets=reads(1, 1)),
+        Announcement("s", reads=reads(0, 1), count=3, offsets=reads(1, 3)),
+        Announcement("s", reads=reads(0, 1), count=3, offsets=reads(1)),
+        Announcement("s", count=ORDER_COUNT_MAX + 1),
         Announcement("s", keys=["fine", "a\0b"]),
     ],
 )

@@ -54,6 +54,15 @@ def test_streams_share_the_window() -> None:
     assert looks(core, {"a": stream(100), "b": stream(100)}) == [("a", 0, 10), ("b", 0, 10)]
 
 
+def test_of_a_part_of_a_stream_the_window_has_as_many_reads() -> None:
+    core, part = learnt(10 * MB, MB), Stream("job", 0, read_s=1.0, now=0.0)
+    part.announce(0, 1000, np.arange(100, dtype=np.uint64), np.arange(0, 1000, 10))
+    assert looks(core, {"a": part}) == [("a", 0, 100)]
+    part.announce(1000, 10**9, np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64))
+    part.advance(1000, 1000.0)
+    assert len(looks(core, {"a": part})) == 1, "where nothing is read there is nothing to look at"
+
+
 def test_two_reads_are_ahead_however_large_they_are() -> None:
     assert looks(learnt(1000, MB), {"a": stream(5)}) == [("a", 0, 2)]
 

@@ -57,8 +57,7 @@ class Prefetch:
             ahead.at = max(ahead.at, stream.asked)
             if ahead.barred_until > stream.asked:
                 continue
-            # Of a stream of which only some reads are known here, the window has as many of those.
-            stop = min(stream.stop, stream.asked + math.ceil(window / max(stream.share, _SHARE_MIN)))
+            stop = min(stream.stop, stream.asked + _positions(window, stream))
             if ahead.at < stop:
                 due_s = (ahead.at - stream.cursor) * stream.read_s
                 if best is None or due_s < best[0]:
@@ -68,7 +67,7 @@ class Prefetch:
         due_s, name, stop = best
         ahead = self._ahead[name]
         start = ahead.at
-        ahead.at = min(stop, start + LOOKED_AT_ONCE)
+        ahead.at = min(stop, start + _positions(LOOKED_AT_ONCE, streams[name]))
         return Look(name, start, ahead.at, f"due in {due_s:.1f} s, before all others")
 
     def came(self, size_bytes: int) -> None:
@@ -97,3 +96,8 @@ class Prefetch:
         """How many reads ahead each of so many streams may look."""
         share_bytes = self.window_bytes / max(1, streams)
         return max(_READS_MIN, int(share_bytes / max(1.0, self._read_bytes)))
+
+
+def _positions(reads: int, stream: Stream) -> int:
+    """Over how many positions a stream has about so many reads that are known here."""
+    return math.ceil(reads / max(stream.share, _SHARE_MIN))
