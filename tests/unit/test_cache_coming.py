@@ -130,3 +130,22 @@ def test_names_by_number() -> None:
     for number in (-1, 100):
         with pytest.raises(IndexError):
             catalog.key(number)
+
+
+def test_what_is_read_beyond_a_streams_reach_counts_for_nothing() -> None:
+    near = Stream("job", 0, read_s=1.0, now=0.0)
+    near.announce(0, 10, np.arange(10, dtype=np.uint64), np.arange(10), 0)
+    near.announce(10, 10, np.arange(10, dtype=np.uint64)[::-1], np.arange(10, 20), 1)
+    coming = ComingReads()
+    coming.put("near", near)
+    ids, blocks = np.arange(10, dtype=np.uint64), np.full(10, -1)
+    assert np.isfinite(coming.due(ids, blocks).seconds).all()
+    assert coming.kind_of(3, 0.0) != 0
+    near.reach = 4
+    near.advance(2, 2.0, 3)
+    assert np.flatnonzero(np.isfinite(coming.due(ids, blocks).seconds)).tolist() == [2, 3, 4, 5, 6]
+    assert coming.kind_of(3, 0.0) == 0, "that it is read again is beyond it"
+    own = Stream("job", 0, read_s=1.0, now=0.0)
+    own.announce(0, 20, np.array([3, 3], dtype=np.uint64), np.array([3, 16]), 0)
+    coming.put("own", own)
+    assert coming.kind_of(3, 0.0) != 0
