@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch.utils.data
 
 from stoker.data.session import session
@@ -18,7 +19,7 @@ from stoker.train.sharded_reader import Records, ShardReader
 from stoker.train.sharded_relay import Relay
 from stoker.train.shards import shards
 from stoker.train.shards_session import ShardSession
-from stoker.wire.shards import ShardStatus
+from stoker.wire.shards import ShardState, ShardStatus
 
 READ_SIZE = 64
 
@@ -154,12 +155,15 @@ class Position:
         self._desk = desk
         self._exactly_once = exactly_once
         self._saved: dict[str, Any] | None = None
-        """Of a checkpoint that this process has started from."""
+        """Of the checkpoint that this process starts from."""
+        self._is_here = False
+        """The progress is that of this worker's state."""
 
     def state_dict(self) -> dict[str, Any]:
         """A commit is being sealed, or was."""
-        if self._saved is not None:
-            return self._saved
+        if not self._is_here and runtime().core.phase == "starting":
+            return self._first()
+        self.put_back()
         if not self._exactly_once:
             return self.progress()
         return {"data": self._fingerprint, "shards": self._desk.commit()}
@@ -167,22 +171,34 @@ class Position:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The step under way is undone; or this worker begins, with the state of a checkpoint or of another worker."""
         self._desk.roll_back()
-        self._saved = state if runtime().core.phase == "starting" else None
+        if runtime().core.phase == "starting":
+            self._saved = state
+        else:
+            self._is_here = True
 
     def progress(self) -> dict[str, Any]:
         """Over all workers."""
         return {"data": self._fingerprint, "shards": self._desk.source.state_dict()}
 
     def put_back(self) -> None:
-        """A loop begins: at the progress of the checkpoint, if this process has started from one.
+        """A loop begins: in an elastic function, at the progress of the state, unless that is of a live worker.
 
         All workers of a world do so, and perhaps one that has come later: unless this one is alone, only what nobody
         has begun is put back.
         """
-        state, self._saved = self._saved, None
-        if state is not None:
-            is_alone = worker_settings().agent_socket is None or session().world_size == 1
-            self.put_back_to(state, only_new=not is_alone)
+        if self._is_here or runtime().core.phase == "starting":
+            return
+        self._is_here = True
+        is_alone = worker_settings().agent_socket is None or session().world_size == 1
+        self.put_back_to(self._first(), only_new=not is_alone)
+
+    def _first(self) -> dict[str, Any]:
+        """What this worker's state began with: that of a checkpoint, or nothing read."""
+        if self._saved is not None:
+            return self._saved
+        source = self._desk.source
+        nothing = ShardState(source.name, source.split, handed_out=0)
+        return {"data": self._fingerprint, "shards": msgspec.to_builtins(nothing)}
 
     def put_back_to(self, state: dict[str, Any], *, only_new: bool) -> None:
         """Raises DatasetChanged, ConfigError."""
