@@ -92,7 +92,7 @@ class ShardedDataset(torch.utils.data.IterableDataset[Any]):
         if torch.utils.data.get_worker_info() is not None:
             raise ConfigError(self._misuse)
         self._position.put_back()
-        return ShardLoop(self.desk, ShardReader(*self._reading))
+        return ShardLoop(self.desk, ShardReader(*self._reading), self.desk.begin())
 
     def loader(
         self, *, batch_size: int | None = 1, num_workers: int = 0, **options: Any

@@ -32,10 +32,10 @@ _GIVEN: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.Decoder
 class ShardLoop(Iterator[Any]):
     """One loop in the training process: `for sample in dataset`, or a DataLoader without processes."""
 
-    def __init__(self, desk: Desk, reader: ShardReader) -> None:
+    def __init__(self, desk: Desk, reader: ShardReader, turn: int) -> None:
         self._desk = desk
         self._reader = reader
-        self._turn = desk.begin()
+        self._turn = turn
         self._samples = _samples(desk, reader, self._turn)
         self._consumer = 0
         self._has_ended = False

@@ -14,6 +14,8 @@ from stoker.train.channel import LateAnswer
 from stoker.train.shards_alone import AloneCaller
 from stoker.wire.shards import (
     CommitShards,
+    ExportShards,
+    ImportShards,
     LeaseShard,
     ReportShard,
     ShardAnswer,
@@ -22,6 +24,9 @@ from stoker.wire.shards import (
     decode_answer,
     encode,
 )
+
+_WHOLE = (CommitShards, ExportShards, ImportShards)
+"""Calls that belong to the sealing of a commit."""
 
 
 class Caller(Protocol):
@@ -35,7 +40,7 @@ class Caller(Protocol):
 class ServiceCaller:
     """Calls the master's service `shards` by functions that carry bytes: `call(service, body) -> body`, and for what
     may be long in coming `lease(service, body, on_late) -> body`. `commit` is as `call`, but must not be broken off: it
-    would be unknown what counts.
+    would be unknown what counts, and a State would be sealed in halves.
 
     `on_late` is given an answer that comes after the call was interrupted, and returns what is to be called then.
     """
@@ -55,7 +60,7 @@ class ServiceCaller:
         if isinstance(message, LeaseShard):
             on_late = functools.partial(_hand_back, message.dataset)
             return decode_answer(self._lease("shards", encode(message), on_late))
-        call = self._commit if isinstance(message, CommitShards) else self._call
+        call = self._commit if isinstance(message, _WHOLE) else self._call
         return decode_answer(call("shards", encode(message)))
 
 
