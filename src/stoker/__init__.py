@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stoker.train.context import Context, init
     from stoker.train.elastic import elastic
     from stoker.train.meeting import barrier, sync
+    from stoker.train.sharded import ShardedDataset
     from stoker.train.shards import shards
     from stoker.train.state import State
 
@@ -38,6 +39,7 @@ __all__ = [
     "Context",
     "Dataset",
     "Loader",
+    "ShardedDataset",
     "State",
     "StokerError",
     "__version__",
@@ -55,6 +57,7 @@ _HOMES = {
     "Context": "stoker.train.context",
     "Dataset": "stoker.data.dataset",
     "Loader": "stoker.data.loader",
+    "ShardedDataset": "stoker.train.sharded",
     "State": "stoker.train.state",
     "barrier": "stoker.train.meeting",
     "elastic": "stoker.train.elastic",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,14 @@ def test_torchrun_script(tmp_path: Path) -> None:
     )
     assert done.code == 0, done.text
     assert "with 2 workers" in done.out
+
+
+def test_workers_of_uneven_speed_share_a_dataset(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "3", str(EXAMPLES / "06-sharded-dataset.py"))
+    assert done.code == 0, done.text
+    read = {int(w): int(n) for w, n in re.findall(r"worker (\d) has read (\d+) of 600 records", done.out)}
+    assert (sorted(read), sum(read.values())) == ([0, 1, 2], 600)
+    assert read[2] < read[0]
 
 
 def test_every_example_is_run() -> None:

@@ -147,12 +147,16 @@ class Dataset:
     def __getitems__(self, records: Sequence[int]) -> list[Any]:
         """Samples of several records with one request; fewer where corrupt ones are skipped. Raises BadRecord,
         DatasetChanged, CacheError."""
+        return [sample for _, sample in self.placed(records)]
+
+    def placed(self, records: Sequence[int]) -> list[tuple[int, Any]]:
+        """As `__getitems__`, each sample with the place of its record in `records`."""
         samples = []
-        for record, found in zip(records, self._samples(records), strict=True):
+        for place, (record, found) in enumerate(zip(records, self._samples(records), strict=True)):
             if isinstance(found, BadRecord):
                 found = self._passed(record, found)
             if not isinstance(found, BadRecord):
-                samples.append(found)
+                samples.append((place, found))
         return samples
 
     def reads(self, numbers: npt.NDArray[np.int64]) -> Reads | None:

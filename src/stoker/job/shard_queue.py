@@ -7,6 +7,7 @@ ones: leased, or gone back to todo. So what is held and kept grows with the shar
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import islice
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.job.shard_records import DatasetRecords, OpenRecord, ProgressRecord, SpecRecord, dataset_key
 from stoker.job.shard_split import PARTITIONS_MAX, RangeSplitter, StreamSplitter, is_partition, splitter_for
-from stoker.wire.shards import ReportShard, Shard, ShardState, ShardStatus, StreamPartition, StreamSplit
+from stoker.wire.shards import Mark, ReportShard, Shard, ShardState, ShardStatus, StreamPartition, StreamSplit
 
 OTHERS_SOUGHT = 16
 """How many shards that went back are looked at to find one that this worker has not failed at."""
@@ -37,6 +38,8 @@ class ShardQueue:
         self.open: dict[int, OpenRecord] = {}
         self.doing: dict[int, float] = {}
         """Leased shards and when their leases end, the earliest first: all of a dataset's are equally long."""
+        self.handed: set[int] = set()
+        """Of those, the ones whose records are all with their worker's training loop."""
         self.todo_again: OrderedDict[int, None] = OrderedDict()
         self.waiting: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Lease calls that wait: worker and number of the call."""
@@ -48,6 +51,11 @@ class ShardQueue:
     @property
     def is_finished(self) -> bool:
         return not self.open and self.splitter.is_over(self.handed_out)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody needs another shard, as far as one can know: those that are not done are read already."""
+        return len(self.handed) == len(self.open) and self.splitter.is_over(self.handed_out)
 
     @property
     def is_dry(self) -> bool:
@@ -101,12 +109,14 @@ class ShardQueue:
             self.keep_progress()
         del self.open[number]
         self.doing.pop(number, None)
+        self.handed.discard(number)
         self.todo_again.pop(number, None)
         self._changes[dataset_key(self.name, "open", number)] = None
 
     def give_back(self, number: int, failure: str = "") -> OpenRecord:
         """A leased shard is todo again; `failure` says why, if that counts as one."""
         del self.doing[number]
+        self.handed.discard(number)
         old = self.open[number]
         if failure:
             error = failure[-REASON_CHARS_MAX:]
@@ -117,13 +127,44 @@ class ShardQueue:
         self.todo_again[number] = None
         return entry
 
+    def is_handed(self, worker: str, numbers: Iterable[int], now: float) -> None:
+        """A worker's training loop has all records of those shards, and does not hold them up."""
+        for number in numbers:
+            if number in self.doing and self.open[number].worker == worker:
+                self.handed.add(number)
+                self._renew(number, now)
+
+    def commit(self, worker: str, marks: tuple[Mark, ...], now: float) -> tuple[list[Mark], str]:
+        """Records count from now on: the marks of shards that are done with it. Where a lease is over nothing changes,
+        and why is said. Raises ConfigError for what cannot have been read."""
+        for mark in marks:
+            entry = self.open.get(mark.number)
+            held = entry is not None and (entry.worker, entry.request) == (worker, mark.lease)
+            if entry is None or not held or mark.rewinds != self.rewinds:
+                return [], f"shard {mark.number} of {self.name} is not leased by {worker} any more"
+            if not entry.shard.read <= mark.read <= entry.shard.stop - entry.shard.start:
+                raise ConfigError(f"shard {mark.number} of {self.name} cannot be read up to {mark.read}")
+        finished = [mark for mark in marks if _is_whole(self.open[mark.number].shard, mark)]
+        for mark in marks:
+            if mark in finished:
+                self.finish(mark.number)
+            else:
+                entry = self.open[mark.number]
+                shard = msgspec.structs.replace(entry.shard, read=mark.read)
+                self._put(mark.number, msgspec.structs.replace(entry, shard=shard))
+                self._renew(mark.number, now)
+        return finished, ""
+
     def expired(self, now: float) -> list[int]:
-        """Leases whose time is over."""
+        """Leases whose time is over. Those of shards that are read begin anew: their worker waits for others."""
         numbers = []
-        for number, until in self.doing.items():
+        for number, until in list(self.doing.items()):
             if until > now:
                 break
-            numbers.append(number)
+            if number in self.handed:
+                self._renew(number, now)
+            else:
+                numbers.append(number)
         return numbers
 
     def has_failed(self, entry: OpenRecord) -> bool:
@@ -172,6 +213,7 @@ class ShardQueue:
         self.rewinds += 1
         self.handed_out = state.handed_out
         self.open, self.doing, self.todo_again = {}, {}, OrderedDict()
+        self.handed.clear()
         if isinstance(self.splitter, StreamSplitter):
             self.splitter.rewind(state.partitions)
             self.splitter.ended = self.splitter.ended or state.ended
@@ -211,8 +253,10 @@ class ShardQueue:
         """Whether a shard has bounds that this dataset could have given it."""
         if isinstance(self.splitter, RangeSplitter):
             mine = self.splitter.cut(shard.number, 0)
-            return (mine.start, mine.stop, mine.epoch) == (shard.start, shard.stop, shard.epoch)
-        return 0 <= shard.start < shard.stop <= cuts.get(shard.partition, 0)
+            fits = (mine.start, mine.stop, mine.epoch) == (shard.start, shard.stop, shard.epoch)
+        else:
+            fits = 0 <= shard.start < shard.stop <= cuts.get(shard.partition, 0)
+        return fits and 0 <= shard.read < shard.stop - shard.start
 
     # -- records ------------------------------------------------------------------------------------------
 
@@ -261,6 +305,15 @@ class ShardQueue:
             return None
         return next(iter(self.todo_again), None)
 
+    def _renew(self, number: int, now: float) -> None:
+        """A lease lasts its whole time from now on, and so ends last."""
+        del self.doing[number]
+        self.doing[number] = now + self.spec.lease_timeout_s
+
     def _put(self, number: int, entry: OpenRecord) -> None:
         self.open[number] = entry
         self._changes[dataset_key(self.name, "open", number)] = msgspec.msgpack.encode(entry)
+
+
+def _is_whole(shard: Shard, mark: Mark) -> bool:
+    return mark.read == shard.stop - shard.start

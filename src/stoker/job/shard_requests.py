@@ -97,6 +97,12 @@ class WorkerCalls:
         """Lease calls that hold a shard or wait for one."""
         return len(self.leases) + len(self.waiting)
 
+    def are_done(self, leases: Iterable[int]) -> None:
+        """The shards of these lease calls are committed to their ends."""
+        for lease in leases:
+            del self.leases[lease]
+            self.answered.add(lease)
+
     def is_over(self, number: int, *, accepted: bool = True) -> None:
         """A call has done its work and is answered."""
         self.answered.add(number)

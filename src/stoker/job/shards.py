@@ -23,6 +23,7 @@ from stoker.job.shard_requests import WorkerCalls
 from stoker.job.shard_split import StreamSplitter, check_dataset
 from stoker.wire.shards import (
     AddRecords,
+    CommitShards,
     DatasetRegistered,
     EndStream,
     ExportShards,
@@ -37,6 +38,7 @@ from stoker.wire.shards import (
     ShardLeased,
     ShardRefused,
     ShardReported,
+    ShardsCommitted,
     ShardStatus,
     StateLoaded,
     StreamEnded,
@@ -108,6 +110,8 @@ class Shards:
                     why = self._lease(worker, request_id, call, now)
                 case ReportShard():
                     why = self._report(worker, request_id, call, now)
+                case CommitShards():
+                    why = self._commit(worker, request_id, call, now)
                 case RegisterDataset():
                     why = self._register(worker, request_id, call)
                 case AddRecords() | EndStream():
@@ -132,8 +136,7 @@ class Shards:
         for request_id, dataset in calls.waiting.items():
             del self.queues[dataset].waiting[worker, request_id]
         for dataset, number in calls.leases.values():
-            reason = f"{worker} is gone: {why}"
-            self._requeue(self.queues[dataset], number, reason, is_failure=blame)
+            self._requeue(self.queues[dataset], number, f"{worker} is gone: {why}", is_failure=blame)
         for dataset in dict.fromkeys(dataset for dataset, _ in calls.leases.values()):
             self._serve_waiting(self.queues[dataset], now)
         return self._decide(f"{worker} is gone: {len(calls.leases)} shards go back")
@@ -192,6 +195,8 @@ class Shards:
     def _lease(self, worker: str, request_id: int, call: LeaseShard, now: float) -> str:
         calls = self._calls(worker)
         queue = self._queue(call.dataset)
+        queue.is_handed(worker, call.handed, now)
+        self._serve_waiting(queue, now)
         held = calls.leases.get(request_id)
         if held is not None:
             shard = self.queues[held[0]].open[held[1]].shard
@@ -200,8 +205,8 @@ class Shards:
         if request_id in calls.waiting:
             return f"{worker} waits already"
         if self.failed:
-            return self._reply(worker, request_id, ShardRefused(self.failed, job_failed=True), self.failed)
-        if queue.is_finished:
+            return self._refuse(worker, request_id)
+        if queue.is_over:
             return self._reply(worker, request_id, NoMoreShards(), f"{queue.name} is finished")
         if request_id in calls.answered:
             raise ConfigError(
@@ -244,6 +249,19 @@ class Shards:
         self._reply(worker, request_id, ShardReported(accepted, why), why)
         self._serve_waiting(queue, now)
         return why
+
+    def _commit(self, worker: str, request_id: int, call: CommitShards, now: float) -> str:
+        calls = self._calls(worker)
+        queue, why = self._queue(call.dataset), ""
+        if request_id not in calls.answered:
+            finished, why = queue.commit(worker, call.marks, now)
+            calls.are_done(mark.lease for mark in finished)
+            self._is_over(worker, calls, request_id, accepted=not why)
+        elif request_id in calls.refused:
+            why = "it was refused before"
+        self._reply(worker, request_id, ShardsCommitted(queue.state(), why), why)
+        self._serve_waiting(queue, now)
+        return why or f"{worker} commits {len(call.marks)} shards of {queue.name}"
 
     def _settle(self, worker: str, calls: WorkerCalls, lease: int, now: float) -> None:
         """The worker has had an answer to this lease call. Had that one timed out and the call been repeated, then it
@@ -303,19 +321,16 @@ class Shards:
         queue = self._queue(call.state.dataset)
         if request_id not in calls.answered:
             if self.failed:
-                return self._reply(
-                    worker, request_id, ShardRefused(self.failed, job_failed=True), self.failed
-                )
+                return self._refuse(worker, request_id)
             leases = [queue.open[number] for number in queue.doing]
-            queue.load_state(call.state)
-            for entry in leases:
-                del self._workers[entry.worker].leases[entry.request]
+            if not (call.only_new and (queue.handed_out or queue.rewinds)):
+                queue.load_state(call.state)
+                for entry in leases:
+                    del self._workers[entry.worker].leases[entry.request]
             self._is_over(worker, calls, request_id)
         self._reply(worker, request_id, StateLoaded(), "")
         self._serve_waiting(queue, now)
         return f"{worker} puts {queue.name} back to shard {queue.handed_out}"
-
-    # -- helpers ------------------------------------------------------------------------------------------
 
     def _requeue(self, queue: ShardQueue, number: int, why: str, *, is_failure: bool) -> None:
         entry = queue.give_back(number, why if is_failure else "")
@@ -343,7 +358,7 @@ class Shards:
             calls = self._workers[worker]
             del calls.waiting[request_id]
             self._grant(queue, calls, worker, request_id, now)
-        if queue.waiting and queue.is_finished:
+        if queue.waiting and queue.is_over:
             self._answer_all(queue, NoMoreShards())
 
     def _answer_all(self, queue: ShardQueue, answer: ShardAnswer) -> None:
@@ -359,6 +374,9 @@ class Shards:
     def _reply(self, worker: str, request_id: int, answer: ShardAnswer, why: str) -> str:
         self._effects.append(Reply(worker, request_id, answer))
         return why
+
+    def _refuse(self, worker: str, request_id: int) -> str:
+        return self._reply(worker, request_id, ShardRefused(self.failed, job_failed=True), self.failed)
 
     def _decide(self, why: str) -> Decision:
         decision = Decision(tuple(self._changes.items()), tuple(self._effects), why)

@@ -108,7 +108,7 @@ class Runtime:
             with contextlib.suppress(OSError):
                 prepare_to_be_looked_at(Path(self.settings.stack_file))
         calls = shard_session()
-        calls.caller = ServiceCaller(self.link.call, self.link.lease)
+        calls.caller = ServiceCaller(self.link.call, self.link.lease, self.link.call_through)
         calls.is_interrupted = self.link.is_interrupted
         self.link.connect(self.settings, socket_path)
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 import operator
 import sys
-import threading
 import traceback
-from collections.abc import Generator, Iterator, Sequence
-from types import FrameType, TracebackType
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.errors import ConfigError, JobError, StokerError, WireError
+from stoker.errors import ConfigError, JobError, WireError
 from stoker.job.shard_split import RecordOrder
 from stoker.settings import worker_settings
-from stoker.train.attempts import attempts, is_broken_world
+from stoker.train.attempts import attempts
 from stoker.train.failures import is_collective_failure
-from stoker.train.member_link import WorldChanged
-from stoker.train.shards_exit import exception_leaving
+from stoker.train.shards_leave import hand_back
 from stoker.train.shards_session import ShardSession, shard_session
 from stoker.wire.shards import (
     AddRecords,
+    CommitShards,
     DatasetRegistered,
     DatasetSpec,
     EndStream,
@@ -30,6 +29,7 @@ from stoker.wire.shards import (
     GetShardStatus,
     ImportShards,
     LeaseShard,
+    Mark,
     NoMoreShards,
     Outcome,
     RegisterDataset,
@@ -40,6 +40,7 @@ from stoker.wire.shards import (
     ShardMessage,
     ShardRefused,
     ShardReported,
+    ShardsCommitted,
     ShardState,
     ShardStatus,
     Split,
@@ -50,8 +51,6 @@ from stoker.wire.shards import (
 )
 
 log = logging.getLogger("stoker.train")
-LEAVE_WAIT_S = 2.0
-"""Seconds that a loop which is left early waits until its shard is handed back."""
 REASON_CHARS = 2000
 A = TypeVar("A", bound=ShardMessage)
 
@@ -65,35 +64,46 @@ class LeasedShard:
 
     def __init__(self, owner: DynamicShards, leased: ShardLeased) -> None:
         self._owner = owner
-        self._shard = leased.shard
+        self.shard = leased.shard
+        """As the master gave it."""
         self._lease = leased.lease
         self.is_open = True
         """Nothing has been reported about it."""
 
     @property
+    def dataset(self) -> str:
+        """Whose shard it is."""
+        return self._owner.name
+
+    @property
     def number(self) -> int:
         """Its place in the order of handing out, over all epochs."""
-        return self._shard.number
+        return self.shard.number
 
     @property
     def epoch(self) -> int:
         """From 0."""
-        return self._shard.epoch
+        return self.shard.epoch
 
     @property
     def start(self) -> int:
         """First record, key or offset."""
-        return self._shard.start
+        return self.shard.start
 
     @property
     def stop(self) -> int:
         """The one after the last."""
-        return self._shard.stop
+        return self.shard.stop
+
+    @property
+    def read(self) -> int:
+        """So many of its records, in the order of reading, were committed before it was leased."""
+        return self.shard.read
 
     @property
     def partition(self) -> str:
         """Of a stream; else empty."""
-        return self._shard.partition
+        return self.shard.partition
 
     @property
     def column(self) -> str:
@@ -109,11 +119,11 @@ class LeasedShard:
                 f"a table's shard is a range of keys: read the rows whose {self.column} is at least shard.start and "
                 "below shard.stop"
             )
-        return RecordOrder(self._shard, self._owner.split)
+        return RecordOrder(self.shard, self._owner.split)
 
     def __len__(self) -> int:
         """Records, or a table's keys."""
-        return self._shard.stop - self._shard.start
+        return self.shard.stop - self.shard.start
 
     def done(self) -> bool:
         """Report it done. False if that does not count: another worker was first, or the progress was put back."""
@@ -127,11 +137,15 @@ class LeasedShard:
         """Hand it back unfinished; that is no failure."""
         return self._report("returned", "")
 
+    def mark(self, records: int) -> Mark:
+        """What says that so many of its records are read."""
+        return Mark(self.shard.number, self._lease, records, self.shard.rewinds)
+
     def _report(self, outcome: Outcome, reason: str) -> bool:
         if not self.is_open:
             return False
         self.is_open = False
-        shard = self._shard
+        shard = self.shard
         reason = reason[-REASON_CHARS:]
         report = ReportShard(self._owner.name, shard.number, self._lease, outcome, reason, shard.rewinds)
         answer = self._owner.ask(report, ShardReported)
@@ -186,43 +200,18 @@ class DynamicShards:
         return True
 
     def _loop(self) -> Generator[LeasedShard, None, None]:
-        while (shard := self._lease()) is not None:
+        while (shard := self.lease()) is not None:
             consumer = id(sys._getframe().f_back)
             try:
                 yield shard
             except GeneratorExit:
-                self._leave(shard, sys._getframe().f_back, consumer)
+                hand_back([shard], sys._getframe().f_back, consumer, self.session)
                 raise
             except BaseException as error:
                 # Handed through by a generator that says `yield from`.
                 shard.__exit__(type(error), error, error.__traceback__)
                 raise
             shard.done()
-
-    def _leave(self, shard: LeasedShard, frame: FrameType | None, consumer: int) -> None:
-        """The loop ended early. Whoever closes a generator must not wait for long, and cannot be told of an error."""
-        if not shard.is_open or sys.is_finalizing():
-            return
-        failure = None if self.session.is_interrupted() else exception_leaving(frame, consumer)
-        attempt = attempts().under_way if failure is not None else None
-        verdict = attempt.verdict() if attempt is not None else None
-
-        def report() -> None:
-            world_broke = verdict is not None and is_broken_world(verdict)
-            try:
-                if failure is not None and not world_broke:
-                    shard.fail(failure)
-                else:
-                    shard.give_back()
-            except WorldChanged:
-                return  # it is said; nobody waits for the answer
-            except StokerError as error:
-                log.warning("shard %d of %s could not be handed back: %s", shard.number, self.name, error)
-
-        thread = threading.Thread(target=report, name="stoker-shard-left", daemon=True)
-        thread.start()
-        if verdict is None:  # else it comes from this very thread
-            thread.join(LEAVE_WAIT_S)
 
     def status(self) -> ShardStatus:
         """How far the dataset is, over all workers."""
@@ -248,8 +237,9 @@ class DynamicShards:
         state: dict[str, Any] = msgspec.to_builtins(self.ask(ExportShards(self.name), ShardState))
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the dataset back to a checkpoint's progress, for all workers: one of them calls this.
+    def load_state_dict(self, state: dict[str, Any], *, only_new: bool = False) -> None:
+        """Put the dataset back to a checkpoint's progress, for all workers: one of them calls this, or each with
+        `only_new`, which does nothing once shards have been handed out.
 
         Shards that are being worked on are handed out again, and reports about them do not count. Raises ConfigError
         for a state that is not this dataset's.
@@ -260,20 +250,36 @@ class DynamicShards:
             raise ConfigError(f"that is no state of stoker.shards: {error}") from None
         if saved.dataset != self.name:
             raise ConfigError(f"that is the state of dataset {saved.dataset!r}, not of {self.name!r}")
-        self.ask(ImportShards(saved), StateLoaded)
+        self.ask(ImportShards(saved, only_new), StateLoaded)
+
+    def lease(self, handed: Iterable[int] = ()) -> LeasedShard | None:
+        """The next shard, once there is one; None when there will be none.
+
+        `handed`: numbers of shards that are held and read to their end, though not done yet. Raises as `ask`.
+        """
+        attempt = attempts().under_way
+        if attempt is not None:
+            attempt.go_on()
+        answer = self._caller.call(LeaseShard(self.name, tuple(handed)))
+        return None if isinstance(answer, NoMoreShards) else LeasedShard(self, _expect(answer, ShardLeased))
+
+    def commit(self, read: Iterable[tuple[LeasedShard, int]]) -> dict[str, Any]:
+        """So many records of each shard count from now on, those that counted before among them; all of them or none.
+        Returns what `state_dict` would. Raises JobError where a shard is held no longer.
+        """
+        marks = tuple(shard.mark(records) for shard, records in read)
+        answer = self.ask(CommitShards(self.name, marks), ShardsCommitted)
+        if answer.refused:
+            raise JobError(
+                f"what was read of {self.name!r} since the last commit does not count, another worker reads it: "
+                f"{answer.refused}; if it took longer than lease_timeout_s, raise that or commit more often"
+            )
+        state: dict[str, Any] = msgspec.to_builtins(answer.state)
+        return state
 
     def ask(self, call: ShardCall, expected: type[A]) -> A:
         """Call the master. Raises ConfigError for what it refuses, JobError if a shard has failed the job."""
         return _expect(self._caller.call(call), expected)
-
-    def _lease(self) -> LeasedShard | None:
-        attempt = attempts().under_way
-        if attempt is not None:
-            attempt.go_on()
-        answer = self._caller.call(LeaseShard(self.name))
-        if isinstance(answer, NoMoreShards):
-            return None
-        return LeasedShard(self, _expect(answer, ShardLeased))
 
 
 def _expect(answer: ShardAnswer, expected: type[A]) -> A:

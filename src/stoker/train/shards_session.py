@@ -13,6 +13,9 @@ from stoker.settings import worker_settings
 from stoker.train.channel import LateAnswer
 from stoker.train.shards_alone import AloneCaller
 from stoker.wire.shards import (
+    CommitShards,
+    ExportShards,
+    ImportShards,
     LeaseShard,
     ReportShard,
     ShardAnswer,
@@ -21,6 +24,9 @@ from stoker.wire.shards import (
     decode_answer,
     encode,
 )
+
+_WHOLE = (CommitShards, ExportShards, ImportShards)
+"""Calls that belong to the sealing of a commit."""
 
 
 class Caller(Protocol):
@@ -33,23 +39,29 @@ class Caller(Protocol):
 
 class ServiceCaller:
     """Calls the master's service `shards` by functions that carry bytes: `call(service, body) -> body`, and for what
-    may be long in coming `lease(service, body, on_late) -> body`.
+    may be long in coming `lease(service, body, on_late) -> body`. `commit` is as `call`, but must not be broken off: it
+    would be unknown what counts, and a State would be sealed in halves.
 
     `on_late` is given an answer that comes after the call was interrupted, and returns what is to be called then.
     """
 
     def __init__(
-        self, call: Callable[[str, bytes], bytes], lease: Callable[[str, bytes, LateAnswer], bytes]
+        self,
+        call: Callable[[str, bytes], bytes],
+        lease: Callable[[str, bytes, LateAnswer], bytes],
+        commit: Callable[[str, bytes], bytes] | None = None,
     ) -> None:
         self._call = call
         self._lease = lease
+        self._commit = commit if commit is not None else call
 
     def call(self, message: ShardCall) -> ShardAnswer:
         """See Caller. A shard that comes when nobody waits for it any more is handed back."""
         if isinstance(message, LeaseShard):
             on_late = functools.partial(_hand_back, message.dataset)
             return decode_answer(self._lease("shards", encode(message), on_late))
-        return decode_answer(self._call("shards", encode(message)))
+        call = self._commit if isinstance(message, _WHOLE) else self._call
+        return decode_answer(call("shards", encode(message)))
 
 
 def _hand_back(dataset: str, body: bytes) -> bytes | None:

@@ -81,6 +81,8 @@ class Shard(ShardMessage, frozen=True, tag="shard"):
     """Of a stream."""
     rewinds: int = 0
     """How often the dataset's progress had been put back when this was leased."""
+    read: int = 0
+    """So many of its records, in the order of reading, have been committed."""
 
 
 class StreamPartition(ShardMessage, frozen=True, tag="stream_partition"):
@@ -116,6 +118,9 @@ class LeaseShard(ShardMessage, frozen=True, tag="lease_shard"):
     """Ask for a shard."""
 
     dataset: str
+    handed: tuple[int, ...] = ()
+    """Shards that the worker holds and of which all records are with its training loop. They hold up nobody's end, and
+    their leases last on."""
 
 
 class ReportShard(ShardMessage, frozen=True, tag="report_shard"):
@@ -129,6 +134,23 @@ class ReportShard(ShardMessage, frozen=True, tag="report_shard"):
     reason: str = ""
     rewinds: int = 0
     """As the shard had it."""
+
+
+class Mark(ShardMessage, frozen=True, tag="mark"):
+    """How far a leased shard has been read."""
+
+    number: int
+    lease: int
+    read: int
+    """Records from the beginning of its order; all of them: it is done."""
+    rewinds: int = 0
+
+
+class CommitShards(ShardMessage, frozen=True, tag="commit_shards"):
+    """These records count: all of them, or, where a lease is over, none."""
+
+    dataset: str
+    marks: tuple[Mark, ...] = ()
 
 
 class AddRecords(ShardMessage, frozen=True, tag="add_records"):
@@ -163,6 +185,8 @@ class ImportShards(ShardMessage, frozen=True, tag="import_shards"):
     """Put a dataset back to the progress of a checkpoint. Leases end; reports about them are refused."""
 
     state: ShardState
+    only_new: bool = False
+    """Do nothing if shards have been handed out before."""
 
 
 class DatasetRegistered(ShardMessage, frozen=True, tag="dataset_registered"):
@@ -189,6 +213,14 @@ class ShardReported(ShardMessage, frozen=True, tag="shard_reported"):
 
     accepted: bool
     why: str = ""
+
+
+class ShardsCommitted(ShardMessage, frozen=True, tag="shards_committed"):
+    """What counts now, over all workers."""
+
+    state: ShardState
+    refused: str = ""
+    """Why nothing was committed; empty: it was."""
 
 
 class StreamExtended(ShardMessage, frozen=True, tag="stream_extended"):
@@ -235,6 +267,7 @@ ShardCall = (
     RegisterDataset
     | LeaseShard
     | ReportShard
+    | CommitShards
     | AddRecords
     | EndStream
     | GetShardStatus
@@ -246,6 +279,7 @@ ShardAnswer = (
     | ShardLeased
     | NoMoreShards
     | ShardReported
+    | ShardsCommitted
     | StreamExtended
     | StreamEnded
     | ShardStatus
