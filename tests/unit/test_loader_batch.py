@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from stoker.data.loader import Loader
 from stoker.data.loader_arena import ArenaFile, ArenaReader, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collator, reading_from
-from stoker.data.loader_plan import Pass
+from stoker.data.loader_plan import Pass, Plan
 from stoker.data.loader_process import ForkingPickler, Times
 from stoker.data.loader_source import new_source, pinning
 from stoker.data.loader_spent import Spent, spent
@@ -229,7 +229,7 @@ def test_what_came_early_is_pinned_before_its_turn() -> None:
     for workers in (0, 2):
         pinned.clear()
         source = new_source(Rows(12), as_list, num_workers=workers, prefetch_factor=2, method=None, pin=pin)
-        source.begin(Pass(1, 12, 0, 0, False, 0, 2, 0, 1))
+        source.begin(Plan(Pass(1, 12, 0, 0, False, 0, 2, 0, 1)))
         try:
             assert [source.take(step).batch[0][1] for step in range(6)] == [0, 2, 4, 6, 8, 10]
         finally:

@@ -53,6 +53,7 @@ PURE = [
     "train/breaks.py",
     "train/member.py",
     "data/order.py",
+    "data/group_order.py",
     "data/coming_reads.py",
     "data/audit.py",
     "data/framing/csv.py",

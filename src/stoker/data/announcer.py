@@ -16,7 +16,7 @@ from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import FleetClient
 from stoker.data.coming_reads import ComingRecords
 from stoker.data.formats.port import Reads, Records
-from stoker.data.loader_plan import Pass
+from stoker.data.loader_plan import Pass, groups_for
 from stoker.errors import CacheUnavailable, StokerError
 from stoker.settings import worker_settings
 from stoker.wire.cache_orders import Announced, Announcement
@@ -69,7 +69,7 @@ class Announcer:
             if self._coming is not None and self._coming.goes_on_with(of):
                 self._coming.go_on()
             else:
-                self._coming = ComingRecords(of)
+                self._coming = ComingRecords(of, groups_for(of, self._records))
                 # Also higher than that of an announcer of this name in a process before.
                 self._plan = max(self._plan + 1, int(time.time() * 1e3))
             self._cursor = self._asked = self._coming.start
@@ -143,7 +143,8 @@ class Announcer:
         assert self._coming is not None
         self._cursor -= self._coming.start
         self._asked -= self._coming.start
-        self._coming = ComingRecords(self._coming.of)
+        of = self._coming.of
+        self._coming = ComingRecords(of, groups_for(of, self._records))
         self._plan += 1
 
     def _message(

@@ -8,12 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from stoker.data.loader_plan import Pass
-from stoker.data.order import GlobalOrder
-
-I64 = npt.NDArray[np.int64]
+from stoker.data.loader_plan import LOOKED_AT, Pass, Shares
+from stoker.data.order import I64
 
 
 class Chunk(NamedTuple):
@@ -25,13 +22,14 @@ class Chunk(NamedTuple):
 
 
 class ComingRecords:
-    """The reads of a pass and of those that follow it in the same world."""
+    """The reads of a pass and of those that follow it in the same world. `groups` as those of `Shares`."""
 
-    def __init__(self, of: Pass) -> None:
+    def __init__(self, of: Pass, groups: I64 | None = None) -> None:
+        self._groups = groups
         self._passes = [of]
         self._starts = [0]
         self._stops = [self._count(of)]
-        self._orders: dict[int, GlobalOrder] = {}
+        self._shares: dict[int, Shares] = {}
 
     @property
     def of(self) -> Pass:
@@ -46,7 +44,7 @@ class ComingRecords:
         """The first pass has ended."""
         if len(self._passes) < 2:
             self.add()
-        self._orders.pop(self._passes[0].epoch, None)
+        self._shares.pop(self._passes[0].epoch, None)
         del self._passes[0], self._starts[0], self._stops[0]
 
     def add(self) -> None:
@@ -77,39 +75,30 @@ class ComingRecords:
         return self._starts[0] + self._before(self._passes[0], step)
 
     def chunk(self, start: int, count: int) -> Chunk:
-        """At most `count` reads from a position on; fewer where an epoch ends. Raises IndexError beyond the last."""
+        """At most `count` reads from a position on; fewer where an epoch ends, or to find them takes long.
+
+        Raises IndexError beyond the last.
+        """
         at = next((i for i, stop in enumerate(self._stops) if start < stop), None)
         if at is None or start < self._starts[0]:
             raise IndexError(start)
         of, first = self._passes[at], start - self._starts[at]
         last = min(first + count, self._stops[at] - self._starts[at])
         low, high = self._step_of(of, first), self._step_of(of, last - 1) + 1
-        starts, stops = self._spans(of, np.arange(low, high, dtype=np.int64))
-        sizes = stops - starts
-        offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        positions = np.repeat(starts, sizes) + offsets
+        shares = self._shares.get(of.epoch)
+        if shares is None:
+            shares = self._shares[of.epoch] = Shares(of, self._groups)
+        if shares.looks_at_all:
+            high = min(high, low + max(1, LOOKED_AT // of.global_batch_size))
+            last = min(last, self._before(of, high))
+        positions, _ = shares.positions(low, high)
         skipped = first - self._before(of, low)
-        positions = positions[skipped : skipped + last - first]
-        order = self._orders.get(of.epoch)
-        if order is None:
-            order = GlobalOrder(of.records, seed=of.seed, epoch=of.epoch, shuffle=of.shuffle)
-            self._orders[of.epoch] = order
-        return Chunk(start, of.epoch, order.of(positions.astype(np.uint64)))
-
-    @staticmethod
-    def _spans(of: Pass, steps: I64) -> tuple[I64, I64]:
-        """The share of each step: see `share_of`."""
-        begins = np.minimum(of.cursor + steps * of.global_batch_size, of.records)
-        sizes = np.minimum(begins + of.global_batch_size, of.records) - begins
-        return (
-            begins + sizes * of.rank // of.world_size,
-            begins + sizes * (of.rank + 1) // of.world_size,
-        )
+        return Chunk(start, of.epoch, shares.records(positions[skipped : skipped + last - first]))
 
     def _before(self, of: Pass, step: int) -> int:
         """How many records the rank reads before a step."""
         whole, rest = divmod(of.records - of.cursor, of.global_batch_size)
-        starts, stops = self._spans(of, np.array([0, whole], dtype=np.int64))
+        starts, stops = Shares(of).spans(np.array([0, whole], dtype=np.int64))
         sizes = stops - starts
         if step <= whole:
             return step * int(sizes[0]) if whole else 0

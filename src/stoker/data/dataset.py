@@ -159,6 +159,18 @@ class Dataset:
                 samples.append((place, found))
         return samples
 
+    def groups(self) -> npt.NDArray[np.int64]:
+        """The number of the first record of each group that lies together, ascending from 0: of each row group of
+        Parquet, each shard. Raises ConfigError where each record lies by itself."""
+        tell = getattr(self.records, "groups", None)
+        if tell is None:
+            raise ConfigError(
+                f"the records of {shown(self.url)!r} (format {self.format!r}) have no groups, as each is an object "
+                "of its own: shuffle=True shuffles them"
+            )
+        found: npt.NDArray[np.int64] = tell()
+        return found
+
     def reads(self, numbers: npt.NDArray[np.int64]) -> Reads | None:
         """Which bytes of which objects those records are read from; None if not through the cache."""
         return self.records.reads(numbers)

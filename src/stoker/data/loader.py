@@ -8,19 +8,22 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch.distributed as dist
 
 from stoker.data.announcer import Announcer
 from stoker.data.dataset import Dataset
+from stoker.data.group_order import WINDOW, digest_of, groups_of
 from stoker.data.loader_batch import Collate, size_of
-from stoker.data.loader_plan import Pass, Plan
+from stoker.data.loader_plan import Pass, Plan, groups_for
 from stoker.data.loader_process import Records
 from stoker.data.loader_source import Source, new_source, pinning
 from stoker.data.loader_stats import LoaderStats
 from stoker.data.session import HandedOut, Session, session
 from stoker.errors import ConfigError, DatasetChanged
+
+Shuffle = bool | Literal["groups"]
 
 
 class Loader:
@@ -28,11 +31,15 @@ class Loader:
 
     `global_batch_size`: records per step over the whole world; it stays the same at every world size. The last,
     smaller batch of an epoch is yielded too. Shares may differ by a record; a rank without one gets a record of
-    the batch to keep in step, with weight zero. `num_workers`: processes that read and decode ahead, `prefetch_factor`
-    steps each; 0 reads in this process. `pin_memory`: batches come in pinned memory, where there is an accelerator.
-    `multiprocessing_context`: how processes are started (`fork`, `spawn`, `forkserver`). `name`: tells loaders apart
-    when scripts make them in varying order. `announce`: tell the cache which records come next, so that it fetches them
-    ahead and keeps what is read again soonest; only for a `stoker.Dataset`.
+    the batch to keep in step, with weight zero.
+
+    `shuffle`: True for all records, "groups" where records lie together, as the rows of Parquet do: group after group
+    is read, in another order each epoch, and the records of `shuffle_window` of them (16) are mixed at any time.
+    `num_workers`: processes that read and decode ahead, `prefetch_factor` steps each; 0 reads in this process.
+    `pin_memory`: batches come in pinned memory, where there is an accelerator. `multiprocessing_context`: how processes
+    are started (`fork`, `spawn`, `forkserver`). `name`: tells loaders apart when scripts make them in varying order.
+    `announce`: tell the cache which records come next, so that it fetches them ahead and keeps what is read again
+    soonest; only for a `stoker.Dataset`.
 
     One `for` loop is one epoch, from wherever the last commit left it. The position (epoch and cursor) belongs
     to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on; who
@@ -41,8 +48,9 @@ class Loader:
 
     A batch from a loader process lies in memory that is used again once the last of its tensors is gone.
 
-    Raises ConfigError for sizes below 1, what reading and `decode` raise, and LoaderWorkerLost when a process of it was
-    killed; the next loop goes on from the position, with new processes.
+    Raises ConfigError for sizes below 1 and for a dataset without groups where they are asked for, what reading and
+    `decode` raise, and LoaderWorkerLost when a process of it was killed; the next loop goes on from the position, with
+    new processes.
     """
 
     def __init__(
@@ -50,7 +58,8 @@ class Loader:
         dataset: Records,
         *,
         global_batch_size: int,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
+        shuffle_window: int | None = None,
         seed: int = 0,
         num_workers: int = 0,
         collate_fn: Collate | None = None,
@@ -66,6 +75,10 @@ class Loader:
             raise ConfigError(f"num_workers must not be negative, got {num_workers}")
         if prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor must be at least 1, got {prefetch_factor}")
+        self.shuffle_window = _window(shuffle, shuffle_window)
+        """Groups that are mixed; 0 where the order is not one of groups."""
+        if self.shuffle_window and not hasattr(dataset, "groups"):
+            groups_of(dataset)  # raises now what the first loop would
         self.dataset = dataset
         self.global_batch_size = global_batch_size
         self.shuffle = shuffle
@@ -160,7 +173,7 @@ class Loader:
         number = self._end_pass()
         plan = self.plan = self._planned(number, epoch, records)
         began = time.perf_counter()
-        source.begin(plan.of)
+        source.begin(plan)
         if self._announcer is None:
             self._announcer = self._new_announcer()
         if self._announcer is not None:
@@ -206,19 +219,19 @@ class Loader:
 
     def _planned(self, number: int, epoch: int, records: int) -> Plan:
         rank, world_size = world_of(self._session)
-        return Plan(
-            Pass(
-                number=number,
-                records=records,
-                seed=self.seed,
-                epoch=epoch,
-                shuffle=self.shuffle,
-                cursor=self.cursor,
-                global_batch_size=self.global_batch_size,
-                rank=rank,
-                world_size=world_size,
-            )
+        of = Pass(
+            number=number,
+            records=records,
+            seed=self.seed,
+            epoch=epoch,
+            shuffle=bool(self.shuffle),
+            cursor=self.cursor,
+            global_batch_size=self.global_batch_size,
+            rank=rank,
+            world_size=world_size,
+            window=self.shuffle_window,
         )
+        return Plan(of, groups_for(of, self.dataset))
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, cursor and a fingerprint of the data."""
@@ -243,7 +256,23 @@ class Loader:
     @functools.cached_property
     def _fingerprint(self) -> str:
         own = getattr(self.dataset, "fingerprint", None)
-        return f"{len(self.dataset)}/{self.seed}/{int(self.shuffle)}/{own or ''}"
+        order = str(int(bool(self.shuffle)))
+        if self.shuffle_window:
+            order = f"groups-{self.shuffle_window}-{digest_of(self.dataset)}"
+        return f"{len(self.dataset)}/{self.seed}/{order}/{own or ''}"
+
+
+def _window(shuffle: Shuffle, window: int | None) -> int:
+    """How many groups are mixed; 0 where the order is not one of groups. Raises ConfigError."""
+    if shuffle not in (True, False, "groups"):
+        raise ConfigError(f"shuffle={shuffle!r} must be False, True or 'groups'")
+    if shuffle != "groups":
+        if window is not None:
+            raise ConfigError("shuffle_window says how many groups are mixed: it goes with shuffle='groups'")
+        return 0
+    if window is not None and window < 1:
+        raise ConfigError(f"shuffle_window must be at least 1, got {window}")
+    return WINDOW if window is None else window
 
 
 def world_of(live: Session) -> tuple[int, int]:

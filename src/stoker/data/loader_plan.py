@@ -6,16 +6,21 @@ same plan out for themselves, so that they need to tell each other no more than 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 
 from stoker.base.rng import GOLDEN_GAMMA, mix64
-from stoker.data.order import GlobalOrder, Share, share_of
+from stoker.data.group_order import GroupOrder, groups_of
+from stoker.data.order import I64, GlobalOrder, Share, share_of
 
 PLANNED_AT_ONCE = 16
 """Steps whose records are worked out together: one by one they cost 0.1 ms each, so 0.01 ms."""
+
+LOOKED_AT = 1 << 18
+"""Positions that are looked at together, where those of other ranks are looked at as well."""
 
 
 class Pass(NamedTuple):
@@ -33,15 +38,74 @@ class Pass(NamedTuple):
     global_batch_size: int
     rank: int
     world_size: int
+    window: int = 0
+    """Groups that are mixed where `shuffle` is of groups; 0: it is of all records."""
+
+
+class Shares:
+    """Which records a rank reads in the steps of a pass. `groups`: the first record of each, where a window is said.
+
+    A global batch is the same records at any world size. Where they come from groups, it is put into the order of
+    groups before it is divided, so that a rank reads few of them, and goes on reading the same ones.
+    """
+
+    def __init__(self, of: Pass, groups: I64 | None = None) -> None:
+        self.of = of
+        self._groups = groups
+
+    @property
+    def looks_at_all(self) -> bool:
+        """Whether to know one rank's share takes the whole global batch."""
+        return self.of.window > 0 and self.of.world_size > 1
+
+    def spans(self, steps: I64) -> tuple[I64, I64]:
+        """The share of each step, as `share_of` says."""
+        of = self.of
+        begins = np.minimum(of.cursor + steps * of.global_batch_size, of.records)
+        sizes = np.minimum(begins + of.global_batch_size, of.records) - begins
+        return begins + sizes * of.rank // of.world_size, begins + sizes * (of.rank + 1) // of.world_size
+
+    def positions(self, low: int, high: int) -> tuple[I64, I64]:
+        """Positions in the epoch's order of what is read in the steps `[low, high)`, and how many are of each."""
+        starts, stops = self.spans(np.arange(low, high, dtype=np.int64))
+        sizes = stops - starts
+        offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        positions = np.repeat(starts, sizes) + offsets
+        order = self._order
+        if self.looks_at_all and isinstance(order, GroupOrder) and len(positions):
+            of = self.of
+            first = of.cursor + low * of.global_batch_size
+            whole = np.arange(first, min(first + (high - low) * of.global_batch_size, of.records))
+            lanes = order.lanes(whole.astype(np.uint64))
+            by_lane = np.lexsort((lanes, (whole - first) // of.global_batch_size))
+            # In the order that they had: who divides its share further gets records of all its groups in each part.
+            positions = np.sort(whole[by_lane[positions - first]])
+        return positions, sizes
+
+    def records(self, positions: I64) -> I64:
+        """What is at those positions."""
+        return self._order.of(positions.astype(np.uint64))
+
+    @functools.cached_property
+    def _order(self) -> GlobalOrder | GroupOrder:
+        of = self.of
+        if not of.window:
+            return GlobalOrder(of.records, seed=of.seed, epoch=of.epoch, shuffle=of.shuffle)
+        if self._groups is None:
+            raise ValueError("an order of groups needs them")
+        return GroupOrder(self._groups, of.records, seed=of.seed, epoch=of.epoch, window=of.window)
 
 
 class Plan:
-    """The steps of one pass, numbered from 0."""
+    """The steps of one pass, numbered from 0. `groups` as those of `Shares`."""
 
-    def __init__(self, of: Pass) -> None:
+    def __init__(self, of: Pass, groups: I64 | None = None) -> None:
         self.of = of
         self.steps = math.ceil((of.records - of.cursor) / of.global_batch_size)
-        self._order = GlobalOrder(of.records, seed=of.seed, epoch=of.epoch, shuffle=of.shuffle)
+        self._shares = Shares(of, groups)
+        self._at_once = PLANNED_AT_ONCE
+        if self._shares.looks_at_all:
+            self._at_once = max(1, min(PLANNED_AT_ONCE, LOOKED_AT // of.global_batch_size))
         self._planned: tuple[int, list[list[int]]] = (-1, [])
 
     def start(self, step: int) -> int:
@@ -49,32 +113,36 @@ class Plan:
         return self.of.cursor + step * self.of.global_batch_size
 
     def share(self, step: int) -> Share:
-        """What this rank reads of it."""
+        """How much of it this rank reads."""
         of = self.of
         return share_of(of.rank, of.world_size, self.start(step), of.global_batch_size, of.records)
 
     def records(self, step: int) -> list[int]:
         """Record numbers of this rank's share; for an empty share, one record of the batch to keep in step."""
-        first = step - step % PLANNED_AT_ONCE
+        first = step - step % self._at_once
         if self._planned[0] != first:
-            last = min(first + PLANNED_AT_ONCE, self.steps)
-            self._planned = first, self._records(range(first, last))
+            last = min(first + self._at_once, self.steps)
+            self._planned = first, self._records(first, last)
         return self._planned[1][step - first]
 
     def random_seed(self, step: int) -> int:
         """What random generators begin the step with: the same however many processes read, and after a resume."""
-        return mix64(mix64(self.of.seed) ^ (self.of.epoch * GOLDEN_GAMMA) ^ mix64(self._span(step)[0] + 1))
+        share = self.share(step)
+        start = share.start if share.records else self.start(step)
+        return mix64(mix64(self.of.seed) ^ (self.of.epoch * GOLDEN_GAMMA) ^ mix64(start + 1))
 
-    def _records(self, steps: range) -> list[list[int]]:
-        spans = [self._span(step) for step in steps]
-        positions = np.concatenate([np.arange(low, high, dtype=np.uint64) for low, high in spans])
-        numbers = self._order.of(positions).tolist()
+    def _records(self, low: int, high: int) -> list[list[int]]:
+        positions, sizes = self._shares.positions(low, high)
+        parts = np.split(positions, np.cumsum(sizes)[:-1])
+        parts = [part if len(part) else np.array([self.start(low + at)]) for at, part in enumerate(parts)]
+        numbers = self._shares.records(np.concatenate(parts)).tolist()
         found, at = [], 0
-        for low, high in spans:
-            found.append(numbers[at : at + high - low])
-            at += high - low
+        for part in parts:
+            found.append(numbers[at : at + len(part)])
+            at += len(part)
         return found
 
-    def _span(self, step: int) -> tuple[int, int]:
-        share = self.share(step)
-        return (share.start, share.stop) if share.records else (self.start(step), self.start(step) + 1)
+
+def groups_for(of: Pass, dataset: object) -> I64 | None:
+    """What a pass over a dataset needs to know of groups. Raises ConfigError where the dataset has none."""
+    return groups_of(dataset) if of.window else None

@@ -12,7 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from stoker.data.loader_batch import Collate, Collator
 from stoker.data.loader_crew import Crew
-from stoker.data.loader_plan import Pass, Plan
+from stoker.data.loader_plan import Plan
 from stoker.data.loader_process import Done, Records, fetch
 
 Pin = Callable[[Any], Any]
@@ -21,8 +21,8 @@ Pin = Callable[[Any], Any]
 class Source(Protocol):
     """Makes the batches of one pass after the other."""
 
-    def begin(self, of: Pass) -> None:
-        """From here on steps are of this pass."""
+    def begin(self, plan: Plan) -> None:
+        """From here on steps are of this plan's pass."""
         ...
 
     def take(self, step: int) -> Done:
@@ -51,8 +51,8 @@ class Here:
         self._pin = pin
         self._plan: Plan | None = None
 
-    def begin(self, of: Pass) -> None:
-        self._plan = Plan(of)
+    def begin(self, plan: Plan) -> None:
+        self._plan = plan
 
     def take(self, step: int) -> Done:
         assert self._plan is not None
@@ -82,15 +82,15 @@ class Elsewhere:
         self._next = 0
         self._pinned: dict[int, Future[Any]] = {}
 
-    def begin(self, of: Pass) -> None:
-        self._plan = Plan(of)
+    def begin(self, plan: Plan) -> None:
+        self._plan = plan
         self._next = 0
         self._pinned.clear()
-        if self._plan.steps > 0:
+        if plan.steps > 0:
             if self._crew is None or not self._crew.is_open:
                 self._crew = self._start()
-            self._crew.begin(of)
-            self._feed(self._crew, self._plan)
+            self._crew.begin(plan.of)
+            self._feed(self._crew, plan)
 
     def take(self, step: int) -> Done:
         crew, plan = self._crew, self._plan

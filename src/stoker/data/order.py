@@ -11,12 +11,13 @@ same at every world size and every record of the epoch is read exactly once what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.base.rng import GOLDEN_GAMMA, mix64
+from stoker.base.rng import GOLDEN_GAMMA, MASK64, mix64
 
 ROUNDS = 4
 U64 = npt.NDArray[np.uint64]
@@ -73,10 +74,40 @@ class GlobalOrder:
         return values.astype(np.int64)
 
     def _permute(self, values: U64) -> U64:
-        left, right = values >> self._half, values & self._mask
-        for key in self._keys:
-            left, right = right, left ^ (_mix(right ^ key) & self._mask)
-        return (left << self._half) | right
+        return _rounds(values, self._half, self._mask, self._keys)
+
+
+def scattered(values: U64, sizes: I64, seeds: U64) -> U64:
+    """Each value in a permutation of its own: of the numbers below `sizes[i]`, made of `seeds[i]`. One and the same
+    permutation as often as size and seed are the same."""
+    bits = np.frexp(np.maximum(sizes - 1, 1))[1]  # as of int.bit_length
+    half = ((bits + 1) // 2).astype(np.uint64)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = [seeds + np.uint64((r + 1) * GOLDEN_GAMMA & MASK64) for r in range(ROUNDS)]
+    limits = sizes.astype(np.uint64)
+    found = _rounds(values, half, mask, keys)
+    outside = np.flatnonzero(found >= limits)
+    while len(outside):
+        some = [key[outside] for key in keys]
+        found[outside] = _rounds(found[outside], half[outside], mask[outside], some)
+        outside = outside[found[outside] >= limits[outside]]
+    return found
+
+
+def seeds_of(seed: int, epoch: int, numbers: U64) -> U64:
+    """Seeds of so many permutations of one epoch."""
+    base = np.uint64(mix64(mix64(seed) ^ (epoch * GOLDEN_GAMMA)))
+    return _mix(_mix(numbers + np.uint64(GOLDEN_GAMMA)) ^ base)
+
+
+def _rounds(
+    values: U64, half: U64 | np.uint64, mask: U64 | np.uint64, keys: Sequence[U64 | np.uint64]
+) -> U64:
+    """The network, with one key and size for all values or one for each."""
+    left, right = values >> half, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half) | right
 
 
 def _mix(values: U64) -> U64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,6 +27,10 @@ from stoker.errors import (
 )
 
 COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4", ".z")
+
+GROUP_BYTES = 64 * 1024 * 1024
+"""Objects that are larger are several groups, so that a few groups are little beside a cache."""
+_LOOKED_AT = 1 << 20
 
 
 class RangeFormat(ABC):
@@ -103,6 +108,10 @@ class RangeRecords:
     def __len__(self) -> int:
         return len(self.index)
 
+    def groups(self) -> npt.NDArray[np.int64]:
+        """The number of the first record of each object, ascending from 0; of a large object, of each part of it."""
+        return self._groups
+
     def reads(self, numbers: npt.NDArray[np.int64]) -> Reads:
         """Which bytes those records are read from."""
         columns = self.index.columns
@@ -138,6 +147,16 @@ class RangeRecords:
             except Malformed as error:
                 found.append(self._bad(record, part, error))
         return found
+
+    @functools.cached_property
+    def _groups(self) -> npt.NDArray[np.int64]:
+        columns, found = self.index.columns, [np.zeros(min(1, len(self)), np.int64)]
+        for low in range(0, len(self), _LOOKED_AT):
+            some = slice(max(0, low - 1), low + _LOOKED_AT)
+            parts = columns.starts[some] // GROUP_BYTES
+            is_first = (np.diff(columns.objects[some]) != 0) | (np.diff(parts) != 0)
+            found.append(np.flatnonzero(is_first) + some.start + 1)
+        return np.concatenate(found)
 
     def _changed(self, key: str) -> str:
         return (
