@@ -15,7 +15,7 @@ import torch.distributed as dist
 from stoker.cache.client.fleet import FleetClient
 from stoker.data.announcer import Announcer
 from stoker.data.dataset import Dataset
-from stoker.data.loader_account import figures_of, tell_at_exit
+from stoker.data.loader_account import at_exit, figures_of
 from stoker.data.loader_batch import Collate, size_of
 from stoker.data.loader_plan import Pass, Plan
 from stoker.data.loader_process import Records
@@ -220,8 +220,8 @@ class Loader:
             if not isinstance(client, FleetClient):  # of several servers one tells its own figures only
                 account.ask = functools.partial(figures_of, client, bucket)
         account.begin(of.epoch, of.rank, of.world_size)
-        if self._reports:
-            tell_at_exit(account)
+        account.is_wanted = self._reports
+        at_exit().add(account)
 
     def _new_announcer(self) -> Announcer | None:
         """Where the dataset is read through one cache server."""

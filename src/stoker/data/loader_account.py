@@ -31,6 +31,8 @@ class Account:
         self.ask: Asker | None = None
         """What the cache's figures are asked with; None: nobody knows any."""
         self._before: CacheFigures | None = None
+        self.is_wanted = True
+        """Its report, at the end of the program."""
         self._is_told = False
         self.epochs: list[Epoch] = []
 
@@ -94,7 +96,8 @@ class Account:
     @property
     def is_due(self) -> bool:
         """Whether there is something to be told at the end, by this rank."""
-        return not self._is_told and self.rank == 0 and any(epoch.steps for epoch in self.epochs)
+        is_news = self.is_wanted and not self._is_told
+        return is_news and self.rank == 0 and any(epoch.steps for epoch in self.epochs)
 
     def _asked(self) -> CacheFigures | None:
         if self.ask is None:
@@ -117,23 +120,24 @@ def figures_of(client: CacheClient, bucket: str) -> CacheFigures | None:
 
 
 class AtExit:
-    """Prints the reports of this process's loaders, as it ends in good order, on rank 0."""
+    """Knows the accounts of this process's loaders, and prints their reports as it ends in good order, on rank 0."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._accounts: list[Account] = []
+        self.accounts: list[Account] = []
         atexit.register(self._print)
 
     def add(self, account: Account) -> None:
-        """Its report is to be printed, where it has something to tell."""
-        if account not in self._accounts:
-            self._accounts = [*self._accounts, account][-ACCOUNTS_KEPT:]
+        """Its loops begin."""
+        if account not in self.accounts:
+            self.accounts = [*self.accounts, account][-ACCOUNTS_KEPT:]
 
     def _print(self) -> None:
         # Below a traceback nobody is to look for it, and a fork of a process has no part in its loops.
-        if os.getpid() != self._owner or getattr(sys, "last_value", None) is not None:
+        is_crash = getattr(sys, "last_value", None) is not None
+        if os.getpid() != self._owner or is_crash or not reports_at_exit():
             return
-        due = [account for account in self._accounts if account.is_due]
+        due = [account for account in self.accounts if account.is_due]
         due.sort(key=lambda account: -sum(epoch.waited_s for epoch in account.epochs))
         with suppress(Exception):  # a stream that is closed, an end that is near: it is not worth a failure
             for account in due[:SHOWN_AT_EXIT]:
@@ -147,9 +151,3 @@ class AtExit:
 def at_exit() -> AtExit:
     """The process's one. Made after a cache that the process has started, so that it is asked before that ends."""
     return AtExit()
-
-
-def tell_at_exit(account: Account) -> None:
-    """Unless the environment says otherwise."""
-    if reports_at_exit():
-        at_exit().add(account)
