@@ -206,6 +206,11 @@ def survive_nccl_errors() -> None:
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "100")
 
 
+def reports_at_exit() -> bool:
+    """Whether loaders say at the end of a program where its time went: unless `STOKER_REPORT` is 0."""
+    return os.environ.get("STOKER_REPORT", "1") not in ("", "0")
+
+
 def job_token() -> str | None:
     """`STOKER_JOB_TOKEN`, the secret that agents and master of one job share across hosts."""
     return os.environ.get("STOKER_JOB_TOKEN") or None

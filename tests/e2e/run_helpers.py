@@ -44,6 +44,7 @@ def own_environment(folder: Path) -> dict[str, str]:
         "XDG_RUNTIME_DIR": str(folder / "runtime"),
         "STOKER_CACHE_DIR": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
+        "STOKER_REPORT": "0",
     }
 
 

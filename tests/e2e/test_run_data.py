@@ -30,7 +30,7 @@ def alone(folder: Path, url: str, **environment: str) -> Finished:
     done = subprocess.run(
         [sys.executable, SCRIPT, url],
         cwd=folder,
-        env={**env, "STOKER_CACHE_DIR": str(folder / "cache"), **environment},
+        env={**env, "STOKER_CACHE_DIR": str(folder / "cache"), "STOKER_REPORT": "0", **environment},
         capture_output=True,
         text=True,
         timeout=60,

@@ -10,18 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from stoker.data.loader import Loader
 from stoker.data.loader_arena import ArenaFile, ArenaReader, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collator, reading_from
 from stoker.data.loader_plan import Pass, Plan
-from stoker.data.loader_process import ForkingPickler, Times
+from stoker.data.loader_process import ForkingPickler
 from stoker.data.loader_source import new_source, pinning
-from stoker.data.loader_spent import Spent, spent
-from stoker.data.loader_stats import LoaderStats, causes
+from stoker.data.loader_spent import spent
+from stoker.data.loader_stats import LoaderStats
 from stoker.data.session import session
 from tests.unit.loader_data import Rows, as_list
 
@@ -253,31 +251,6 @@ def test_pinned_memory_and_copies_that_do_not_wait() -> None:
 # -- stats -------------------------------------------------------------------------------------------------------------
 
 
-@given(
-    marks=st.lists(st.floats(0, 10), min_size=3, max_size=3).map(sorted),
-    wait=st.tuples(st.floats(0, 10), st.floats(0, 10)).map(sorted),
-    reading=st.floats(0, 10),
-)
-def test_the_causes_of_a_wait_add_up_to_it(marks: list[float], wait: list[float], reading: float) -> None:
-    times = Times(*marks, Spent(reading))
-    parts = dict(causes(wait[0], wait[1], times))
-    assert all(seconds >= 0 for seconds in parts.values())
-    assert sum(parts.values()) == pytest.approx(wait[1] - wait[0], abs=1e-9)
-
-
-def test_causes_of_a_wait() -> None:
-    times = Times(2.0, 4.0, 5.0, Spent(0.5))
-    assert dict(causes(1.0, 5.5, times)) == {
-        "not_begun_s": 1.0,
-        "reading_s": 0.5,
-        "decoding_s": 1.5,
-        "collating_s": 1.0,
-        "hand_over_s": 0.5,
-    }
-    assert dict(causes(4.5, 6.0, times._replace(spent=Spent())))["samples_s"] == 0.0
-    assert dict(causes(6.0, 7.0, times))["hand_over_s"] == 1.0
-
-
 class Metered(Rows):
     def __getitem__(self, record: int) -> Any:
         with spent().reading():
@@ -299,7 +272,7 @@ def test_what_a_loader_tells(workers: int) -> None:
             40,
         )
         assert told["size_bytes"] == 40 * (4 * 8192 + 8)
-        assert told["waited_s"] == pytest.approx(session().waited_s)
+        assert told["waited_s"] >= session().waited_s  # what starts a loop is not a step's waiting
         assert sum(told["waiting"].values()) == pytest.approx(told["waited_s"])
         assert told["waited_s"] == pytest.approx(sum(loader.stats.waits_s))
         assert loader.stats.longest_wait_s == max(loader.stats.waits_s)

@@ -36,3 +36,14 @@ def test_long_and_wrong_ones() -> None:
         service.call(
             "w0", 2, msgspec.msgpack.encode({"type": "remark", "kind": "ended", "text": "all well"}), 0.0
         )
+
+
+def test_figures_come_along_and_are_bounded() -> None:
+    service = Remarks()
+    service.call("w0", 1, msgspec.msgpack.encode(Remark("time-spent", "so long", {"waited_s": 1.5})), 0.0)
+    (event,) = service.take().events
+    assert (event.kind, event.details) == ("time-spent", {"worker": "w0", "figures": {"waited_s": 1.5}})
+    for figures in ({str(number): 0.0 for number in range(65)}, {"x" * 65: 0.0}, {"x": "text"}):
+        said = {"type": "remark", "kind": "time-spent", "text": "", "figures": figures}
+        with pytest.raises(WireError):
+            service.call("w0", 2, msgspec.msgpack.encode(said), 0.0)

@@ -65,6 +65,8 @@ PURE = [
     "data/framing/tar.py",
     "data/framing/tfrecord.py",
     "data/loader_plan.py",
+    "data/loader_report.py",
+    "data/waiting.py",
     "cache/layout.py",
     "cache/flight.py",
     "cache/room.py",

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.base.units import parse_duration_s
 from stoker.cli import job_commands as commands_of
-from stoker.cli.job_events import show_events
+from stoker.cli.job_events import show_events, show_summary
 
 EPILOG = """\
 JOB is a name (--rdzv-id) or HOST:PORT of a job's master. It may be left out when exactly one job runs on this machine.
@@ -17,6 +17,7 @@ examples:
   stoker job ls
   stoker job status --watch
   stoker job events --follow --kind generation,world
+  stoker job summary --log-dir stoker-logs      where the newest run's time went
   stoker job scale 3                            have three nodes
   stoker job drain night-run node-3f9a1c2b      let a node leave; no step is lost
   stoker job stacks host1:29400                 what every rank does right now
@@ -91,11 +92,16 @@ def _add_events(leaf: Any) -> None:
     events.add_argument(
         "--kind", metavar="KIND", action="append", default=[], help="only these kinds (repeats, or a,b)"
     )
-    where = events.add_mutually_exclusive_group()
-    where.add_argument("--log-dir", metavar="PATH", help="read a log folder, or its events.db, instead")
-    where.add_argument(
-        "--journal", metavar="URL", help="read the job's --journal instead; JOB is its --rdzv-id"
-    )
+    summary = leaf(
+        "summary", "say where a job's time went: starting, changes of the world, data, steps", show_summary,
+        "  stoker job summary night-run\n  stoker job summary --log-dir stoker-logs --json",
+    )  # fmt: skip
+    for parser in (events, summary):
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument("--log-dir", metavar="PATH", help="read a log folder, or its events.db, instead")
+        where.add_argument(
+            "--journal", metavar="URL", help="read the job's --journal instead; JOB is its --rdzv-id"
+        )
 
 
 def _add_changes(leaf: Any) -> None:

@@ -1,4 +1,4 @@
-"""`stoker job events`: of a running job from its master, of one that is over from its log folder or its journal."""
+"""`stoker job events` and `summary`: from the master of a running job, from the log folder or journal of another."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 from stoker.cli.endpoint import DEFAULT_JOB
 from stoker.cli.job_target import LOCATE_S, JobIsOver, Target, patiently, target_of
 from stoker.cli.job_view import console, event_line
+from stoker.cli.run_summary import Summary, summary_of
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.job.journal.file import FileJournal
 from stoker.job.journal.open import EtcdPlace, FilePlace, open_journal, parse_journal_url
@@ -29,14 +30,10 @@ def show_events(arguments: argparse.Namespace) -> int:
     show = _printer(arguments.json)
     if arguments.follow and (arguments.log_dir or arguments.journal):
         raise ConfigError("--follow asks the master: leave out --log-dir or --journal, which are read once")
-    if arguments.log_dir is not None:
-        events = read_events(events_file(Path(arguments.log_dir)), arguments.after)
-    elif arguments.journal is not None:
-        events = journalled(arguments.journal, arguments.job, arguments.after, arguments.timeout)
-    elif arguments.follow:
+    if arguments.follow:
         events = follow(_target(arguments), arguments.after, arguments.timeout)
     else:
-        events = _so_far(_target(arguments), arguments.after, arguments.timeout)
+        events = _known(arguments, arguments.after)
     seen = set()
     for event in events:
         seen.add(event.kind)
@@ -47,6 +44,28 @@ def show_events(arguments: argparse.Namespace) -> int:
             "no event is of kind %s; there are: %s", ", ".join(missing), ", ".join(sorted(seen)) or "none"
         )
     return 0
+
+
+def show_summary(arguments: argparse.Namespace) -> int:
+    """Print where the job's time went; returns the exit code. Raises StokerError."""
+    summary = summary_of(_known(arguments, 0))
+    print(msgspec.json.encode(summary).decode() if arguments.json else summary)
+    return 0
+
+
+def summary_in(folder: Path) -> Summary | None:
+    """That of the job whose log is in a run's folder; None: it is elsewhere. Raises EnvironmentProblem."""
+    path = folder / EVENTS_FILE
+    return summary_of(read_events(path)) if path.is_file() else None
+
+
+def _known(arguments: argparse.Namespace, after: int) -> Iterator[JobEvent]:
+    """The events so far, from where the flags say."""
+    if arguments.log_dir is not None:
+        return read_events(events_file(Path(arguments.log_dir)), after)
+    if arguments.journal is not None:
+        return journalled(arguments.journal, arguments.job, after, arguments.timeout)
+    return _so_far(_target(arguments), after, arguments.timeout)
 
 
 def _target(arguments: argparse.Namespace) -> Target:

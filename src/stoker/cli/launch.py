@@ -22,13 +22,14 @@ from stoker.base.ids import new_token
 from stoker.cache.embedded import EmbeddedCache
 from stoker.cli.endpoint import JobToken, token_of
 from stoker.cli.hosting import Hosting, Steering, host_master
+from stoker.cli.job_events import summary_in
 from stoker.cli.options import Launch
 from stoker.cli.run_logs import audited, log_folder
 from stoker.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentProblem
 from stoker.platform.group_guard import GroupGuard
 from stoker.platform.local import LocalPlatform
 from stoker.platform.programs import require_program
-from stoker.settings import cache_settings, environment, runtime_dir
+from stoker.settings import cache_settings, environment, reports_at_exit, runtime_dir
 from stoker.wire.job import Outcome
 
 log = logging.getLogger("stoker")
@@ -88,6 +89,8 @@ async def _run_with(launch: Launch, folder: Path, console: Console | None, kille
             return steer.exit_code
         if hosting.process is not None:
             token.forget()
+        if outcome is not None and outcome.success:
+            await _tell_summary(folder)
         return _verdict(outcome, agent, folder, launch, _say if console is None else console.say)
     finally:
         guard.close()
@@ -143,6 +146,16 @@ async def _has_missed_end(
     log.warning("the job has ended while this node did not reach its master: %s", ended.why)
     agent.leave("the job has ended")
     return True
+
+
+async def _tell_summary(folder: Path) -> None:
+    """Where the time went, on the node that has the event log."""
+    if not reports_at_exit():
+        return
+    with contextlib.suppress(EnvironmentProblem):  # it is not worth a failure
+        summary = await asyncio.to_thread(summary_in, folder)
+        if summary is not None and summary.has_worlds:
+            log.info("%s", summary)
 
 
 def _verdict(

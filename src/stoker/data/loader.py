@@ -12,12 +12,15 @@ from typing import Any, Literal, Self
 
 import torch.distributed as dist
 
+from stoker.cache.client.fleet import FleetClient
 from stoker.data.announcer import Announcer
 from stoker.data.dataset import Dataset
 from stoker.data.group_order import WINDOW, digest_of, groups_of
+from stoker.data.loader_account import at_exit, figures_of
 from stoker.data.loader_batch import Collate, size_of
 from stoker.data.loader_plan import Pass, Plan, groups_for
 from stoker.data.loader_process import Records
+from stoker.data.loader_report import Report
 from stoker.data.loader_source import Source, new_source, pinning
 from stoker.data.loader_stats import LoaderStats
 from stoker.data.session import HandedOut, Session, session
@@ -39,7 +42,8 @@ class Loader:
     `pin_memory`: batches come in pinned memory, where there is an accelerator. `multiprocessing_context`: how processes
     are started (`fork`, `spawn`, `forkserver`). `name`: tells loaders apart when scripts make them in varying order.
     `announce`: tell the cache which records come next, so that it fetches them ahead and keeps what is read again
-    soonest; only for a `stoker.Dataset`.
+    soonest; only for a `stoker.Dataset`. `report`: when the program ends, print on standard error where the time of the
+    loops went (`STOKER_REPORT=0` keeps all loaders from it).
 
     One `for` loop is one epoch, from wherever the last commit left it. The position (epoch and cursor) belongs
     to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on; who
@@ -68,6 +72,7 @@ class Loader:
         multiprocessing_context: str | None = None,
         name: str | None = None,
         announce: bool = True,
+        report: bool = True,
     ) -> None:
         if global_batch_size < 1:
             raise ConfigError(f"global_batch_size must be at least 1, got {global_batch_size}")
@@ -106,6 +111,7 @@ class Loader:
         self.name = self._session.register(self, name)
         self._announcer: Announcer | None = None
         self._announces = announce
+        self._reports = report
         self.stats = LoaderStats(self.name, num_workers)
         """How long loops waited for data, and what for."""
 
@@ -135,6 +141,12 @@ class Loader:
         self._finalizer()
         self._use(num_workers)
 
+    def report(self) -> Report:
+        """Where the time of the loops went so far, and what would help: to be printed. It is not said again at the end
+        of the program, unless loops go on."""
+        self.stats.account.told()
+        return self.stats.summary()
+
     def close(self) -> None:
         """End the loader's processes. A next loop starts new ones and goes on from the position."""
         self._source.close()
@@ -152,6 +164,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, from the position; goes on at it with other processes where `retune` came in between."""
+        began = time.perf_counter()
         if self.cursor >= len(self.dataset) and not self._is_restored:
             # The loop before took all batches and did not ask whether there was another.
             self.epoch, self.cursor = self.epoch + 1, 0
@@ -159,7 +172,9 @@ class Loader:
         epoch, source = self.epoch, None
         while source is not self._source:
             source = self._source
-            yield from self._batches(source, epoch)
+            yield from self._batches(source, epoch, began)
+            began = time.perf_counter()
+        self.stats.account.close()
         self.epoch, self.cursor = epoch + 1, 0
         self.plan = None
 
@@ -168,16 +183,17 @@ class Loader:
         self._source: Source = self._new_source(num_workers=num_workers)
         self._finalizer = weakref.finalize(self, self._source.close)
 
-    def _batches(self, source: Source, epoch: int) -> Iterator[Any]:
+    def _batches(self, source: Source, epoch: int, began: float) -> Iterator[Any]:
         live, records = self._session, len(self.dataset)
         number = self._end_pass()
         plan = self.plan = self._planned(number, epoch, records)
-        began = time.perf_counter()
+        self._note_pass(plan.of)
         source.begin(plan)
         if self._announcer is None:
             self._announcer = self._new_announcer()
         if self._announcer is not None:
             self._announcer.follow(plan.of)
+        started = time.perf_counter()
         for step in range(plan.steps):
             live.check()
             if self._pass != number:
@@ -191,7 +207,10 @@ class Loader:
             if self._announcer is not None:
                 self._announcer.read(source.read_until(step), source.asked_until(step))
             share = plan.share(step)
-            self.stats.note(waiting, now, done.times, share.records, size_of(done.batch))
+            times = done.times
+            if step == 0:
+                waiting, times = began, times._replace(ready_s=max(started, times.ready_s))
+            self.stats.note(waiting, now, times, share.records, size_of(done.batch))
             self.stats.ran(now - began, self.num_workers)
             began = now
             self.cursor += share.batch_records
@@ -204,7 +223,18 @@ class Loader:
             yield batch
             del batch
             if source is not self._source:
-                return
+                break
+        self.stats.ran(time.perf_counter() - began, self.num_workers)
+
+    def _note_pass(self, of: Pass) -> None:
+        account, dataset = self.stats.account, self.dataset
+        if account.ask is None and isinstance(dataset, Dataset) and dataset.is_cached:
+            client, bucket = dataset.served[:2]
+            if not isinstance(client, FleetClient):  # of several servers one tells its own figures only
+                account.ask = functools.partial(figures_of, client, bucket)
+        account.begin(of.epoch, of.rank, of.world_size)
+        account.is_wanted = self._reports
+        at_exit().add(account)
 
     def _new_announcer(self) -> Announcer | None:
         """Where the dataset is read through a cache."""

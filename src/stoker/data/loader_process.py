@@ -23,7 +23,8 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.data.loader_arena import ArenaFile, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collate, Collator
 from stoker.data.loader_plan import Pass, Plan, groups_for
-from stoker.data.loader_spent import Spent, spent
+from stoker.data.loader_spent import spent
+from stoker.data.waiting import Times
 from stoker.errors import BadRecord, StokerError
 
 
@@ -45,17 +46,6 @@ class Job(NamedTuple):
     workers: int
     parent: int
     """Process id of the training process: with a fork server it is not the parent."""
-
-
-class Times(NamedTuple):
-    """When a step was begun, read and collated, by `time.perf_counter`, which is one clock for all processes."""
-
-    began_s: float = 0.0
-    read_s: float = 0.0
-    """From here on it was collated: reading and decoding were done."""
-    collated_s: float = 0.0
-    spent: Spent = Spent()
-    """How much of reading went where."""
 
 
 class Done(NamedTuple):
@@ -86,9 +76,9 @@ class Failure(NamedTuple):
 
 def fetch(dataset: Records, records: list[int], collate: Callable[[list[Any]], Any]) -> tuple[Any, Times]:
     """A batch, and how long that took. Raises what reading, decoding and collating do."""
-    began = time.perf_counter()
     meter = spent()
-    before = meter.reading_s
+    meter.take()
+    began = time.perf_counter()
     several = getattr(dataset, "__getitems__", None)
     samples = several(records) if several is not None else [dataset[record] for record in records]
     read = time.perf_counter()
@@ -96,7 +86,7 @@ def fetch(dataset: Records, records: list[int], collate: Callable[[list[Any]], A
         raise BadRecord(f"none of the {len(records)} records of a step can be used: {str(records)[:200]}")
     batch = collate(samples)
     done = time.perf_counter()
-    return batch, Times(began, read, done, Spent(meter.reading_s - before))
+    return batch, Times(began, read, done, meter.take())
 
 
 def work(job: Job, connection: Connection, file: ArenaFile) -> None:
@@ -134,6 +124,7 @@ def _serve(job: Job, connection: Connection, file: ArenaFile) -> None:
     writer = BatchWriter(ArenaWriter(file), lambda slot: file.mark(slot, used=True))
     collate = job.collate or Collator(writer)
     plan: Plan | None = None
+    ready_s = time.perf_counter()
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     try:
@@ -150,7 +141,8 @@ def _serve(job: Job, connection: Connection, file: ArenaFile) -> None:
             continue
         assert plan is not None
         if plan.of.number == file.wanted_pass:
-            _send(connection, writer, _done(job, plan, told, writer, collate))
+            done = _done(job, plan, told, writer, collate)
+            _send(connection, writer, done._replace(times=done.times._replace(ready_s=ready_s)))
         else:
             _send(connection, writer, Done(plan.of.number, told, Times()))
 

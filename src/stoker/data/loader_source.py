@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -58,6 +59,7 @@ class Here:
         assert self._plan is not None
         batch, times = fetch(self._dataset, self._plan.records(step), self._collate)
         if self._pin is not None:
+            times = times._replace(came_s=times.collated_s)
             batch = self._pin(batch)
         return Done(self._plan.of.number, step, times, batch)
 
@@ -97,6 +99,7 @@ class Elsewhere:
         assert crew is not None
         assert plan is not None
         done = crew.take(step)
+        came_s = time.perf_counter()
         self._feed(crew, plan)
         if done.failure is not None:
             raise done.failure.raised()
@@ -107,7 +110,7 @@ class Elsewhere:
         for other in crew.look():
             if other.failure is None and other.step not in self._pinned:
                 self._pinned[other.step] = self._pinning.submit(self._pin, other.batch)
-        return done._replace(batch=batch)
+        return done._replace(batch=batch, times=done.times._replace(came_s=came_s))
 
     def asked_until(self, step: int) -> int:
         return max(self._next, step + 1)

@@ -7,29 +7,43 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-
-class Spent(NamedTuple):
-    """Of the seconds in which a batch's samples were made."""
-
-    reading_s: float = 0.0
-    """Waiting for bytes: of the cache, or of what it reads from."""
+from stoker.cache.client.waited import waited
+from stoker.data.waiting import Spent, Stretch, bounded
 
 
 class Meter(threading.local):
-    """What this thread has spent, since it began."""
+    """What this thread has spent, since it was asked last."""
 
-    reading_s = 0.0
+    def __init__(self) -> None:
+        self._stretches: list[Stretch] = []
+        self._is_reading = False
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around each wait for bytes."""
+        """Around each wait for bytes. What the cache's client does within is told apart; one inside another counts
+        once."""
+        if self._is_reading:
+            yield
+            return
+        self._is_reading = True
+        known = waited()
+        asked_s, missed_s = known.asked_s, known.missed_s
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.reading_s += time.perf_counter() - began
+            now = time.perf_counter()
+            self._is_reading = False
+            origin_s = known.missed_s - missed_s
+            cache_s = max(0.0, known.asked_s - asked_s - origin_s)
+            rest_s = max(0.0, now - began - origin_s - cache_s)
+            self._stretches = bounded([*self._stretches, Stretch(began, now, origin_s, cache_s, rest_s)])
+
+    def take(self) -> Spent:
+        """All that was spent, which begins anew."""
+        stretches, self._stretches = self._stretches, []
+        return Spent(tuple(stretches))
 
 
 @functools.cache

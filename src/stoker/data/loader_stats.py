@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.base.units import format_bytes
-from stoker.data.loader_process import Times
+from stoker.data.loader_account import Account
+from stoker.data.loader_report import Report
+from stoker.data.waiting import CAUSES, Times, causes
 
 WAITS_KEPT = 10_000
-CAUSES = {
-    "not_begun_s": "before it was begun",
-    "reading_s": "reading",
-    "decoding_s": "decoding",
-    "samples_s": "in the dataset",
-    "collating_s": "collating",
-    "hand_over_s": "hand-over",
-}
 Figures = Callable[[], Mapping[str, float]]
 
 
@@ -28,10 +22,13 @@ class LoaderStats:
 
     A wait is divided by what was being done meanwhile for the batch that the loop waited for, wherever it was made:
 
-    - `not_begun_s`: it was not begun yet: processes were starting, or at other batches
-    - `reading_s`, `decoding_s`: its samples were made; `samples_s` for datasets that do not tell these two apart
+    - `starting_s`: an index was built or opened, processes were starting
+    - `not_begun_s`: it was not begun yet: processes were at batches that are not wanted any more, or had no turn
+    - `origin_s`, `cache_s`: the cache was read, for what it had not at hand, and for what it had
+    - `reading_s`: records were taken out of what was read, or a database was asked
+    - `decoding_s`: samples were made of them; `samples_s` for datasets that do not tell any of these apart
     - `collating_s`: samples were put together into the batch
-    - `hand_over_s`: on its way to this process, pinning included
+    - `hand_over_s`: on its way to this process; `pinning_s`: it was copied to pinned memory
     """
 
     loader: str = ""
@@ -54,6 +51,15 @@ class LoaderStats:
     """Of each step; the last 10,000."""
     figures: dict[str, Figures] = field(default_factory=dict)
     """What others know of this loader's data, such as the cache's prefetching: name → asked when it is told."""
+    account: Account = field(init=False)
+    """The same by epoch."""
+
+    def __post_init__(self) -> None:
+        self.account = Account(self.loader)
+
+    def summary(self) -> Report:
+        """Where the time went, epoch by epoch, and what would help: to be printed; `as_dict()` for a program."""
+        return self.account.report()
 
     @property
     def last_wait_s(self) -> float:
@@ -82,17 +88,22 @@ class LoaderStats:
         self.busy_s += times.collated_s - times.began_s
         for cause, seconds in causes(began_s, ended_s, times):
             self.waiting[cause] += seconds
+        self.account.note(began_s, ended_s, times, records, size_bytes)
 
     def ran(self, seconds: float, num_workers: int) -> None:
         """A loop went on for so long."""
         self.elapsed_s += seconds
         self.available_s += seconds * max(1, num_workers)
         self.num_workers = num_workers
+        self.account.ran(seconds, num_workers)
 
     def reset(self) -> None:
         """Begin anew."""
         fresh = LoaderStats(self.loader, self.num_workers, figures=self.figures)
+        account = self.account
+        account.clear()
         self.__dict__.update(fresh.__dict__)
+        self.account = account
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure, by name."""
@@ -130,22 +141,3 @@ class LoaderStats:
         for name, asked in self.figures.items():
             lines.append(f"  {name:<8} " + ", ".join(f"{key} {value:g}" for key, value in asked().items()))
         return "\n".join(lines)
-
-
-def causes(began_s: float, ended_s: float, times: Times) -> Iterable[tuple[str, float]]:
-    """What went on while the loop waited, and for how long. The parts make the whole."""
-
-    def within(low: float, high: float) -> float:
-        return max(0.0, min(high, ended_s) - max(low, began_s))
-
-    yield "not_begun_s", within(began_s, times.began_s)
-    samples = within(times.began_s, times.read_s)
-    whole = times.read_s - times.began_s
-    if times.spent.reading_s > 0 and whole > 0:
-        reading = samples * min(1.0, times.spent.reading_s / whole)
-        yield "reading_s", reading
-        yield "decoding_s", samples - reading
-    else:
-        yield "samples_s", samples
-    yield "collating_s", within(times.read_s, times.collated_s)
-    yield "hand_over_s", within(times.collated_s, ended_s)

@@ -53,7 +53,9 @@ from stoker.wire.job import Beat, Join, NodeReport, Outcome, Refused, ToMaster, 
 from stoker.wire.stream import SWITCHING, Head
 
 log = logging.getLogger("stoker.master")
-QUIET = frozenset({"worker-started", "node-joined", "waiting", "node-back", "node-cut", "shard-returned"})
+QUIET = frozenset(
+    {"worker-started", "node-joined", "waiting", "node-back", "node-cut", "shard-returned", "time-spent"}
+)
 BACKLOG = 4096
 """Connections that may wait to be taken: all nodes of a job come at once."""
 

@@ -29,7 +29,8 @@ class Remarks:
         if number > self._newest.get(worker, 0):
             self._newest[worker] = number
             text = remark.text[:TEXT_CHARS_MAX]
-            self._events.append(Record(remark.kind, text, {"worker": worker}))
+            figures = {"figures": remark.figures} if remark.figures else {}
+            self._events.append(Record(remark.kind, text, {"worker": worker, **figures}))
         self._answers.append(WorkerAnswer(worker, Answer(number=number)))
 
     def on_world(self, world: World | None, live: Iterable[str], now: float) -> None:

@@ -86,6 +86,7 @@ def _attempt(owner: Runtime, call: Callable[[], R]) -> tuple[R] | None:
     try:
         result = call()
         attempt.end(world_broke=False)
+        owner.steps.tell_time_spent()
         owner.worlds.finish()
         return (result,)
     except BaseException as error:

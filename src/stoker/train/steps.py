@@ -18,6 +18,7 @@ from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
+from stoker.train.time_spent import time_spent
 from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
 from stoker.wire.job import WorldView
@@ -45,6 +46,7 @@ class Steps:
         """No checkpoint could be read: that matters unless a peer has the state."""
         self._ledger = Ledger(settings.audit_dir, settings.worker) if settings.audit_dir else None
         self._began = 0.0
+        self._saving_s = 0.0
         self._waited_s = 0.0
         """Of the session's waiting, what tuning knows of."""
 
@@ -89,12 +91,20 @@ class Steps:
         def wrote() -> None:
             live.progress += 1  # a beat says so, else a rank that writes for minutes would be taken for hung
 
+        began = time.perf_counter()
         written = folder.save(commits, state.export(), wrote)
+        self._saving_s += time.perf_counter() - began
         live.progress = progress  # comparable with the other ranks' again
         if not written:
             self._link.remark(Remark("checkpoint-failed", folder.problem))
         elif before:
             self._link.remark(Remark("checkpoint-written-again", f"at commit {commits}"))
+
+    def tell_time_spent(self) -> None:
+        """Have the job know where this worker's time went, as far as its loaders and checkpoints know."""
+        remark = time_spent(self._live.rank, self._saving_s)
+        if remark is not None:
+            self._link.remark(remark)
 
     # -- a world's steps ----------------------------------------------------------------------------------
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from stoker.errors import WireError
 
 TEXT_CHARS_MAX = 2000
+FIGURES_MAX = 64
+
+Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Remark(msgspec.Struct, frozen=True, tag="remark", forbid_unknown_fields=True):
     """One line for the event log."""
 
-    kind: Literal["checkpoint-failed", "checkpoint-written-again"]
+    kind: Literal["checkpoint-failed", "checkpoint-written-again", "time-spent"]
     text: str
+    figures: Annotated[dict[Name, float], msgspec.Meta(max_length=FIGURES_MAX)] = {}
 
 
 _REMARK = msgspec.msgpack.Decoder(Remark)

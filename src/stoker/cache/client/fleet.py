@@ -24,6 +24,7 @@ from stoker.cache.client.asked import (
     raise_first,
 )
 from stoker.cache.client.client import CacheClient, Part
+from stoker.cache.client.waited import waited
 from stoker.cache.maglev import Member, Placement, block_owner_name
 from stoker.errors import CacheUnavailable, ObjectChanged, StokerError
 from stoker.wire.cache_api import FleetStatus, ObjectInfo, ObjectPage, ObjectStat
@@ -205,7 +206,8 @@ class FleetClient(CacheClient):
     ) -> None:
         """One batch from each server at once. What one that cannot be reached was to give is left out, but at last."""
 
-        def read(url: str, positions: list[int]) -> None:
+        def read(url: str, positions: list[int]) -> float:
+            missed_s = waited().missed_s
             try:
                 part = asked.some(positions)
                 items = self._at(url)._items(bucket, part, is_raising=False, views=views)
@@ -216,13 +218,15 @@ class FleetClient(CacheClient):
             else:
                 came = zip(positions, items, strict=True)
                 found.update(one for one in came if is_last or not isinstance(one[1], CacheUnavailable))
+            return waited().missed_s - missed_s
 
         if len(groups) == 1:
             ((url, positions),) = groups.items()
             read(url, positions)
             return
-        for done in [self._threads().submit(read, *group) for group in groups.items()]:
-            done.result()
+        coming = [self._threads().submit(read, *group) for group in groups.items()]
+        # They wait beside each other, and who asked waits as long as the last.
+        waited().missed_s += max((done.result() for done in coming), default=0.0)
 
     def _ask(self, name: str, question: Callable[[CacheClient], T]) -> T:
         """What the owner of a name says, or another server where that cannot be reached. Raises what they say."""

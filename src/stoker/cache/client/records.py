@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from stoker.cache.client.asked import Asked, ByteRange, Item, Parts, Wholes
+from stoker.cache.client.waited import waited
 from stoker.errors import StokerError
 
 Errors = Literal["raise", "return"]
@@ -49,7 +50,8 @@ class RecordReader(ABC):
         self, bucket: str, keys: Sequence[str], *, errors: Errors = "raise", views: bool = False
     ) -> list[Any]:
         """Whole objects, in the order of `keys`, by one request."""
-        return self._items(bucket, Wholes(keys), is_raising=_is_raising(errors), views=views)
+        with waited().asking():
+            return self._items(bucket, Wholes(keys), is_raising=_is_raising(errors), views=views)
 
     @overload
     def read_ranges(
@@ -90,7 +92,8 @@ class RecordReader(ABC):
         Each part is of one version of its object: that of its range, or what is there. Raises ValueError for what is
         not a range.
         """
-        return self._items(bucket, Parts(ranges), is_raising=_is_raising(errors), views=views)
+        with waited().asking():
+            return self._items(bucket, Parts(ranges), is_raising=_is_raising(errors), views=views)
 
 
 def _is_raising(errors: str) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 
 from stoker.cache.client.connection import BrokenOff, Connection, Endpoint
 from stoker.cache.client.descriptors import Descriptor
+from stoker.cache.client.waited import waited
 from stoker.errors import CacheUnavailable, ConfigError, ShortBody
 from stoker.wire.cache_api import MSGPACK, failure_of
 from stoker.wire.http import ResponseHead
@@ -78,8 +80,10 @@ class Transport:
                 yield answer, arrived
                 if done == len(bodies):
                     return
+                began_s = time.perf_counter()
                 head = connection.head()
                 answer = connection.body(head)
+                waited().answered(began_s, is_whole=head.content_length is not None)
             raise failure_of(head.status, answer)
         except TimeoutError as error:
             raise self._unavailable(error) from error
@@ -116,9 +120,12 @@ class Transport:
             connection = None
             try:
                 connection = self._take()
+                began_s = time.perf_counter()
                 connection.send(request, self._timeout_s)
                 head = connection.head()
-                return connection, head, connection.body(head)
+                body = connection.body(head)
+                waited().answered(began_s, is_whole=head.content_length is not None)
+                return connection, head, body
             except OSError as error:
                 was_used = connection is not None and connection.was_used
                 if connection is not None:

@@ -276,7 +276,7 @@ def event_of(entry: dict[str, Any]) -> Event | None:
     kind, why, wall_s = str(entry["kind"]), str(entry["why"]), float(entry["wall_s"])
     generation, worker = entry.get("generation"), entry.get("worker")
     match kind:
-        case "node-joined" | "node-lost" | "waiting":
+        case "node-joined" | "node-lost" | "waiting" | "time-spent":
             return None
         case "worker-started":
             text = f"{worker} starts"
