@@ -47,7 +47,8 @@ class Position(TrainerCallback):
         self.loader = loader
 
     def on_save(self, args, state, control, **_):
-        self._file(args.output_dir, state.global_step).write_text(json.dumps(self.loader.state_dict()))
+        if state.is_world_process_zero:  # it is the same on all
+            self._file(args.output_dir, state.global_step).write_text(json.dumps(self.loader.state_dict()))
 
     def on_train_begin(self, args, state, control, **_):
         if state.global_step:

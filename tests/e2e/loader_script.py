@@ -36,9 +36,10 @@ def rows(data: bytes) -> Any:
 
 
 def churn(stop: threading.Event) -> None:
-    """A thread that allocates and prints nothing: it holds locks when the process forks."""
-    while not stop.is_set():
-        _ = [bytearray(1000) for _ in range(100)]
+    """A thread that allocates and prints nothing: it holds locks when the process forks. It rests in between: each
+    thread that does not makes every system call of the others 5 ms longer, as that is how long it keeps the GIL."""
+    while not stop.wait(0.001):
+        _ = [bytearray(1000) for _ in range(1000)]
 
 
 def read(how: str, method: str, workers: int, url: str) -> None:

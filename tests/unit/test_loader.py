@@ -148,6 +148,20 @@ def test_a_loop_that_is_left_goes_on_where_it_was(loaders: list[Loader]) -> None
     assert (loader.epoch, loader.cursor) == (2, 0)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_begins_anew_where_no_position_is_kept(workers: int, loaders: list[Loader]) -> None:
+    """As validation does, of which frameworks have run a few steps before the first training step."""
+    loader = Loader(Rows(30), global_batch_size=4, shuffle=True, num_workers=workers, keep_position=False)
+    loaders.append(loader)
+    first = [numbers(next(iter(loader))) for _ in range(3)]
+    assert first == [first[0]] * 3
+    loader.set_epoch(0)
+    assert sorted(chain(*map(numbers, loader))) == list(range(30))
+    loader.load_state_dict(loader.state_dict() | {"epoch": 5, "cursor": 30})
+    assert len(list(loader)) == 8
+    assert (loader.epoch, loader.cursor) == (6, 0)
+
+
 def test_two_loaders_and_a_change_of_workers_in_the_middle(loaders: list[Loader]) -> None:
     one = Loader(Rows(40), global_batch_size=3, shuffle=True, num_workers=2)
     other = Loader(Rows(40), global_batch_size=3, num_workers=1)
@@ -337,6 +351,11 @@ def test_the_world_is_torch_distributeds_where_there_is_no_runtime(
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     loader = Loader(Rows(9), global_batch_size=4)
     assert loader.batch_size == 4
+    sampler = loader.batch_sampler
+    assert sampler.batch_size == 4
+    for attempt in (list, len):
+        with pytest.raises(ConfigError, match="ignore_data_skip=True"):
+            attempt(sampler)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     assert (len(loader), loader.batch_size) == (3, 2)

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from stoker.data.loader import Loader
 from stoker.data.loader_arena import ArenaFile, ArenaReader, ArenaWriter
-from stoker.data.loader_batch import BatchWriter, Collator, reading_from
+from stoker.data.loader_batch import BatchWriter, Collator, reading_from, size_of
 from stoker.data.loader_plan import Pass, Plan
 from stoker.data.loader_process import ForkingPickler
 from stoker.data.loader_source import new_source, pinning
@@ -200,6 +200,12 @@ def test_batches_stay_what_they_are_for_as_long_as_they_are_kept() -> None:
     assert all(bool((row == torch.tensor([[row[0, 0]], [row[1, 0]]])).all()) for row in rows)
 
 
+def test_sizes_of_batches() -> None:
+    """Whatever a batch is: its size is only told."""
+    assert size_of([(b"abc", 1, "text"), (b"", 2, None)]) == 3
+    assert size_of({"x": torch.zeros(3), "y": [torch.zeros(2, 2).to_sparse(), np.zeros(2, "u1")]}) == 14
+
+
 @pytest.mark.usefixtures("fresh_process")
 def test_a_forked_child_that_drops_a_batch_frees_nothing_here() -> None:
     with Loader(Rows(40), global_batch_size=2, num_workers=1, prefetch_factor=1) as loader:
@@ -226,7 +232,7 @@ def test_what_came_early_is_pinned_before_its_turn() -> None:
 
     for workers in (0, 2):
         pinned.clear()
-        source = new_source(Rows(12), as_list, num_workers=workers, prefetch_factor=2, method=None, pin=pin)
+        source = new_source(Rows(12), as_list, num_workers=workers, prefetch_factor=2, context=None, pin=pin)
         source.begin(Plan(Pass(1, 12, 0, 0, False, 0, 2, 0, 1)))
         try:
             assert [source.take(step).batch[0][1] for step in range(6)] == [0, 2, 4, 6, 8, 10]

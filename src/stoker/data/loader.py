@@ -7,8 +7,9 @@ import math
 import time
 import weakref
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch.distributed as dist
 
@@ -21,7 +22,8 @@ from stoker.data.loader_batch import Collate, size_of
 from stoker.data.loader_plan import Pass, Plan, groups_for
 from stoker.data.loader_process import Records
 from stoker.data.loader_report import Report
-from stoker.data.loader_source import Source, new_source, pinning
+from stoker.data.loader_sampler import NoBatchSampler
+from stoker.data.loader_source import Source, context_of, new_source, pinning, whole_number
 from stoker.data.loader_stats import LoaderStats
 from stoker.data.session import HandedOut, Session, session
 from stoker.errors import ConfigError, DatasetChanged
@@ -41,6 +43,8 @@ class Loader:
     `num_workers`: processes that read and decode ahead, `prefetch_factor` steps each; 0 reads in this process.
     `pin_memory`: batches come in pinned memory, where there is an accelerator. `multiprocessing_context`: how processes
     are started (`fork`, `spawn`, `forkserver`). `name`: tells loaders apart when scripts make them in varying order.
+    `keep_position`: the next loop goes on where the last was left; False has each begin at the epoch's beginning, as
+    PyTorch's DataLoader does: for validation.
     `announce`: tell the cache which records come next, so that it fetches them ahead and keeps what is read again
     soonest; only for a `stoker.Dataset`. `report`: when the program ends, print on standard error where the time of the
     loops went (`STOKER_REPORT=0` keeps all loaders from it).
@@ -52,9 +56,9 @@ class Loader:
 
     A batch from a loader process lies in memory that is used again once the last of its tensors is gone.
 
-    Raises ConfigError for sizes below 1 and for a dataset without groups where they are asked for, what reading and
-    `decode` raise, and LoaderWorkerLost when a process of it was killed; the next loop goes on from the position, with
-    new processes.
+    Raises ConfigError for arguments that cannot be used and for a dataset without groups where they are asked for, what
+    reading and `decode` raise, and LoaderWorkerLost when a process of it was killed; the next loop goes on from the
+    position, with new processes.
     """
 
     def __init__(
@@ -69,17 +73,20 @@ class Loader:
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
         prefetch_factor: int = 2,
-        multiprocessing_context: str | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
         name: str | None = None,
+        keep_position: bool = True,
         announce: bool = True,
         report: bool = True,
     ) -> None:
-        if global_batch_size < 1:
-            raise ConfigError(f"global_batch_size must be at least 1, got {global_batch_size}")
-        if num_workers < 0:
-            raise ConfigError(f"num_workers must not be negative, got {num_workers}")
-        if prefetch_factor < 1:
-            raise ConfigError(f"prefetch_factor must be at least 1, got {prefetch_factor}")
+        whole_number("global_batch_size", global_batch_size, 1)
+        whole_number("num_workers", num_workers, 0)
+        whole_number("prefetch_factor", prefetch_factor, 1)
+        whole_number("seed", seed)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn must be a function of a list of samples, got {collate_fn!r}")
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise ConfigError(f"a dataset needs __len__ and __getitem__: {type(dataset).__name__} has not")
         self.shuffle_window = _window(shuffle, shuffle_window)
         """Groups that are mixed; 0 where the order is not one of groups."""
         if self.shuffle_window and not hasattr(dataset, "groups"):
@@ -94,6 +101,7 @@ class Loader:
         self.plan: Plan | None = None
         """Of the pass under way: all steps to come, with their records."""
         self._pass = 0
+        self._keeps_position = keep_position
         self._is_restored = False
         """Since the last loop: then the script still has to end the epoch that the position is in."""
         self._session = session()
@@ -102,7 +110,7 @@ class Loader:
             dataset,
             collate_fn,
             prefetch_factor=prefetch_factor,
-            method=multiprocessing_context,
+            context=context_of(multiprocessing_context),
             pin=pinning(pin_memory),
         )
         self.num_workers = num_workers
@@ -129,6 +137,11 @@ class Loader:
         """Whom frameworks tell of epochs."""
         return self
 
+    @property
+    def batch_sampler(self) -> NoBatchSampler:
+        """What frameworks look for where there is a sampler."""
+        return NoBatchSampler(self.batch_size)
+
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: from its beginning, or from the position if that is in it."""
         if epoch != self.epoch:
@@ -154,6 +167,11 @@ class Loader:
             self._announcer.close()
             self._announcer = None
 
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            f"loader {self.name!r} cannot be copied or sent to another process: send its dataset, and make one there"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -168,6 +186,8 @@ class Loader:
         if self.cursor >= len(self.dataset) and not self._is_restored:
             # The loop before took all batches and did not ask whether there was another.
             self.epoch, self.cursor = self.epoch + 1, 0
+        if not self._keeps_position:
+            self.cursor = 0
         self._is_restored = False
         epoch, source = self.epoch, None
         while source is not self._source:

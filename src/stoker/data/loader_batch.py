@@ -164,13 +164,15 @@ def reading_from(arena: ArenaReader) -> Iterator[None]:
 
 def size_of(batch: Any) -> int:
     """Bytes of the tensors and arrays in a batch of usual shape."""
-    if isinstance(batch, torch.Tensor | np.ndarray):
+    if isinstance(batch, torch.Tensor):
+        return int(batch.nbytes) if batch.layout is torch.strided else 0  # a sparse one does not tell
+    if isinstance(batch, np.ndarray):
         return int(batch.nbytes)
+    if isinstance(batch, bytes):
+        return len(batch)
     if isinstance(batch, dict):
         return sum(size_of(value) for value in batch.values())
     if isinstance(batch, list | tuple):
-        if batch and isinstance(batch[0], bytes):
-            return sum(len(one) for one in batch)
         return sum(size_of(value) for value in batch if not isinstance(value, str | int | float))
     return 0
 

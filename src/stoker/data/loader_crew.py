@@ -10,7 +10,9 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -45,7 +47,7 @@ class Crew:
     """
 
     def __init__(
-        self, dataset: Records, collate: Collate | None, count: int, ahead: int, method: str | None
+        self, dataset: Records, collate: Collate | None, count: int, ahead: int, context: BaseContext | None
     ) -> None:
         self.count = count
         self._ahead = ahead
@@ -55,10 +57,13 @@ class Crew:
         self._done: dict[int, Done] = {}
         self._given: set[int] = set()
         self._pass: Pass | None = None
-        try:
-            context = multiprocessing.get_context(method)
-        except ValueError as error:
-            raise ConfigError(f"multiprocessing_context: {error}") from None
+        if multiprocessing.current_process().daemon:
+            raise ConfigError(
+                "num_workers must be 0 in a daemon of multiprocessing, which may not start processes"
+            )
+        context = context or multiprocessing.get_context()
+        if context.get_start_method() == "forkserver":
+            _have_forkserver_import("stoker.data.loader_process")
         try:
             for number in range(count):
                 self._start(context, Job(dataset, collate, number, count, self._owner))
@@ -134,7 +139,7 @@ class Crew:
             process = context.Process(
                 target=work, args=(job, theirs, file), name=f"stoker-loader-{job.number}", daemon=True
             )
-            process.start()
+            _begin(process)
             pidfd = os.pidfd_open(process.pid)
         except BaseException:
             ours.close()
@@ -192,6 +197,27 @@ class Crew:
         else:
             how = f"exited unexpectedly with code {code}{at}. Its standard error says why"
         return LoaderWorkerLost(f"DataLoader worker (pid {pid}) {how}")
+
+
+def _have_forkserver_import(module: str) -> None:
+    """Once for all processes, as PyTorch takes a second of a core. Without effect if it runs already."""
+    server: Any = forkserver._forkserver
+    wanted = list(getattr(server, "_preload_modules", ["__main__"]))
+    if module not in wanted:
+        forkserver.set_forkserver_preload([*wanted, module])
+
+
+def _begin(process: BaseProcess) -> None:
+    try:
+        process.start()
+    except OSError:
+        raise
+    except Exception as error:
+        error.add_note(
+            "a loader process that is not forked is sent the dataset and collate_fn pickled: their functions and "
+            "classes must be defined at a module's top level (no lambda)"
+        )
+        raise
 
 
 def _shut(connection: Connection) -> None:

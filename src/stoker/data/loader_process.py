@@ -165,6 +165,11 @@ def _send(connection: Connection, writer: BatchWriter, done: Done) -> None:
             f"a batch ({type(done.batch).__name__}) cannot be sent from a loader process to the training process: "
             f"{type(error).__name__}: {error}"
         )
+        if "shared memory" in str(error):
+            text += (
+                ". Tensors that are no plain ones, such as sparse ones, cross by /dev/shm: have collate_fn make plain "
+                "ones, or give the container a larger --shm-size"
+            )
         message = writer.message(done._replace(batch=None, failure=Failure(None, text)))
     connection.send_bytes(message)
 

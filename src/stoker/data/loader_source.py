@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.context import BaseContext
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +18,7 @@ from stoker.data.loader_batch import Collate, Collator
 from stoker.data.loader_crew import Crew
 from stoker.data.loader_plan import Plan
 from stoker.data.loader_process import Done, Records, fetch
+from stoker.errors import ConfigError
 
 Pin = Callable[[Any], Any]
 
@@ -149,16 +153,34 @@ def pinning(wanted: bool) -> Pin | None:
     return pin_memory
 
 
+def whole_number(name: str, value: Any, least: int | None = None) -> None:
+    """Raises ConfigError for what is none, or below the least."""
+    if not isinstance(value, Integral) or (least is not None and int(value) < least):
+        at_least = "" if least is None else f" of at least {least}"
+        raise ConfigError(f"{name} must be a whole number{at_least}, got {value!r}")
+
+
+def context_of(method: str | BaseContext | None) -> BaseContext | None:
+    """How processes are started; None: as is usual when they are. Raises ConfigError for what is no start method."""
+    if method is None or isinstance(method, BaseContext):
+        return method
+    try:
+        return multiprocessing.get_context(method)
+    except (ValueError, TypeError):
+        known = ", ".join(multiprocessing.get_all_start_methods())
+        raise ConfigError(f"multiprocessing_context={method!r} must be one of {known}") from None
+
+
 def new_source(
     dataset: Records,
     collate: Collate | None,
     *,
     num_workers: int,
     prefetch_factor: int,
-    method: str | None,
+    context: BaseContext | None,
     pin: Pin | None,
 ) -> Source:
     """Reads here without workers."""
     if num_workers == 0:
         return Here(dataset, collate, pin)
-    return Elsewhere(functools.partial(Crew, dataset, collate, num_workers, prefetch_factor, method), pin)
+    return Elsewhere(functools.partial(Crew, dataset, collate, num_workers, prefetch_factor, context), pin)
