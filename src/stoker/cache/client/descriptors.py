@@ -10,7 +10,7 @@ import functools
 import os
 import resource
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Mapping as MappingOf
 from contextlib import suppress
 from itertools import islice
@@ -44,8 +44,8 @@ class Descriptor:
             found = os.fstat(fd)
             self.identity = found.st_dev, found.st_ino
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)  # when a process ends, `os` may be gone by now
 
     @property
     def is_given_up(self) -> bool:
