@@ -126,22 +126,18 @@ class Plain:
         return due_s, 1 + int((NOW + due_s) / width_s) % 16
 
 
-READS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(0, 9), st.sampled_from((-1, -1, -1, 0, 2))), max_size=60
-)
-PLAIN = st.builds(
-    Plain,
-    READS,
-    st.sampled_from((0.25, 1.0, 3.0)),
-    st.integers(0, 20),
-    st.sampled_from((None, None, 5, 30)),
-    numbered=st.booleans(),
-)
+BLOCK = st.sampled_from((-1, -1, -1, 0, 2))
+READS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9), BLOCK), max_size=60)
+FEW_ROUNDS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), BLOCK), min_size=10, max_size=60)
+PACE_S = st.sampled_from((0.25, 1.0, 3.0))
+REACH = st.sampled_from((None, None, 5, 30))
+PLAIN = st.builds(Plain, READS, PACE_S, st.integers(0, 20), REACH, numbered=st.booleans())
+IN_ROUNDS = st.builds(Plain, FEW_ROUNDS, PACE_S, st.integers(0, 5), REACH, numbered=st.just(True))
 QUESTIONS = [(number, block) for number in range(11) for block in (-1, 0, 1, 2)]
 
 
 @settings(max_examples=300)
-@given(st.lists(PLAIN, max_size=5), st.booleans())
+@given(st.one_of(st.lists(PLAIN, max_size=5), st.lists(IN_ROUNDS, max_size=3)), st.booleans())
 def test_one_by_one_and_all_at_once_it_is_what_plain_lists_say(
     plain: list[Plain], is_one_group: bool
 ) -> None:
