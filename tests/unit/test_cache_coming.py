@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import groupby
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -68,6 +71,98 @@ def test_what_is_read_next_is_what_a_plain_list_says(
     assert made.next_of(ids(*range(31)), start).tolist() == expected
 
 
+class Plain:
+    """One stream's reads as a plain list: of each its round, its object, and its block (-1: all of it)."""
+
+    def __init__(
+        self,
+        reads: list[tuple[int, int, int]],
+        read_s: float,
+        cursor: int,
+        reach: int | None,
+        *,
+        numbered: bool,
+    ) -> None:
+        self.reads = sorted(reads) if numbered else reads
+        self.read_s, self.numbered = read_s, numbered
+        self.cursor, self.reach = min(cursor, len(reads)), reach
+        self.until = len(reads) if reach is None else min(len(reads), self.cursor + reach)
+
+    def stream(self, group: str) -> Stream:
+        made = Stream(group, 0, read_s=self.read_s, now=NOW)
+        start = 0
+        for number, block in groupby(self.reads, lambda read: read[0] if self.numbered else 0):
+            part = list(block)
+            items = items_of(ids(*(o for _, o, _ in part)), np.array([b for _, _, b in part]))
+            round_number = number if self.numbered else None
+            made.announce(start, len(part), items, np.arange(start, start + len(part)), round_number)
+            start += len(part)
+        made.reach = self.reach
+        made.advance(self.cursor, NOW)  # no time has passed: the pace stays
+        return made
+
+    def next(self, wanted: set[tuple[int, int]], start: int) -> int:
+        return next((p for p in range(start, self.until) if self.reads[p][1:] in wanted), NEVER)
+
+    def due_s(self, number: int, block: int, *, in_rounds: bool) -> float:
+        wanted = {(number, block), (number, -1)} if block >= 0 else {(number, -1), (number, 0)}
+        at = self.next(wanted, self.cursor)
+        if at == NEVER:
+            return float("inf")
+        if in_rounds:
+            at = sum(read[0] <= self.reads[at][0] for read in self.reads)
+        return (at - self.cursor) * self.read_s
+
+    def kind(self, number: int, *, in_rounds: bool) -> tuple[float, int]:
+        wanted = {(number, -1)}
+        first = self.next(wanted, self.cursor)
+        at = NEVER if first == NEVER else self.next(wanted, first + 1)
+        if at == NEVER:
+            return float("inf"), 0
+        due_s = (at - self.cursor) * self.read_s
+        if in_rounds:
+            return due_s, 1 + self.reads[at][0] % 16
+        width_s = 2.0 ** math.ceil(math.log2(max(1e-6, (len(self.reads) - self.cursor) * self.read_s / 16)))
+        return due_s, 1 + int((NOW + due_s) / width_s) % 16
+
+
+BLOCK = st.sampled_from((-1, -1, -1, 0, 2))
+READS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9), BLOCK), max_size=60)
+FEW_ROUNDS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), BLOCK), min_size=10, max_size=60)
+PACE_S = st.sampled_from((0.25, 1.0, 3.0))
+REACH = st.sampled_from((None, None, 5, 30))
+PLAIN = st.builds(Plain, READS, PACE_S, st.integers(0, 20), REACH, numbered=st.booleans())
+IN_ROUNDS = st.builds(Plain, FEW_ROUNDS, PACE_S, st.integers(0, 5), REACH, numbered=st.just(True))
+QUESTIONS = [(number, block) for number in range(11) for block in (-1, 0, 1, 2)]
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.lists(PLAIN, max_size=5), st.lists(IN_ROUNDS, max_size=3)), st.booleans())
+def test_one_by_one_and_all_at_once_it_is_what_plain_lists_say(
+    plain: list[Plain], is_one_group: bool
+) -> None:
+    groups = ["job" if is_one_group else str(number) for number in range(len(plain))]
+    coming = coming_of(**{str(n): one.stream(groups[n]) for n, one in enumerate(plain)}).as_of_now()
+    in_rounds = len(set(groups)) == 1 and all(one.numbered and one.reads for one in plain)
+    assert coming.is_in_rounds == in_rounds
+
+    expected = [
+        min((one.due_s(number, block, in_rounds=in_rounds) for one in plain), default=float("inf"))
+        for number, block in QUESTIONS
+    ]
+    found = coming.due(ids(*(n for n, _ in QUESTIONS)), np.array([b for _, b in QUESTIONS]))
+    assert found.seconds.tolist() == expected
+    assert found.horizon_s == max(((len(o.reads) - o.cursor) * o.read_s for o in plain), default=0.0)
+    assert [coming.next_of(number, block, NOW).seconds for number, block in QUESTIONS] == expected
+
+    kinds = [
+        min((one.kind(number, in_rounds=in_rounds) for one in plain), default=(0.0, 0))[1]
+        for number in range(11)
+    ]
+    assert coming.kinds_of(ids(*range(11)), NOW) == kinds
+    assert [coming.kind_of(number, NOW) for number in range(11)] == kinds
+
+
 def test_a_gap_between_what_is_announced_is_refused() -> None:
     made = stream([1, 2])
     with pytest.raises(ValueError, match="known up to 2, not up to 3"):
@@ -130,6 +225,8 @@ def test_names_by_number() -> None:
     for number in (-1, 100):
         with pytest.raises(IndexError):
             catalog.key(number)
+    with pytest.raises(IndexError):
+        catalog.ids(np.array([100]))
 
 
 def test_what_is_read_beyond_a_streams_reach_counts_for_nothing() -> None:
@@ -149,3 +246,15 @@ def test_what_is_read_beyond_a_streams_reach_counts_for_nothing() -> None:
     own.announce(0, 20, np.array([3, 3], dtype=np.uint64), np.array([3, 16]), 0)
     coming.put("own", own)
     assert coming.kind_of(3, 0.0) != 0
+
+
+def test_a_catalog_is_copied_seldom_as_it_grows() -> None:
+    catalog, copies, size = Catalog(), 0, 0
+    for number in range(1000):
+        before = catalog._ids
+        catalog.extend([str(number)], ids(number))
+        copies += catalog._ids is not before
+        size = max(size, len(catalog._ids))
+    assert copies <= 11
+    assert size <= 2048
+    assert catalog.ids(np.arange(1000)).tolist() == list(range(1000))

@@ -172,6 +172,34 @@ def test_large_objects_are_kept_block_by_block(tmp_path: Path, loop: asyncio.Abs
     assert hits >= 38 / 40 * belady(reads, 40, 80), "one block is on its way, and one is read"
 
 
+def test_what_is_written_anew_is_of_the_kind_that_it_was_packed_with(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    async def story(run: Run) -> None:
+        run.store.holdings.set_coming(run.bucket, run.coming)
+        foreseen = run.store.clearing.foreseen
+        number, index = run.bucket.number, run.store.index
+        kinds = {}
+        for record in range(300):
+            # Found with when it is read, and not: the same.
+            assert foreseen.newcomer(number, str(record), None, is_foreseen=False) is not None
+            kinds[str(record)] = foreseen.kind_of(number, str(record))
+            assert foreseen.kind_of(number, str(record)) == kinds[str(record)]
+            await run.put(str(record))
+        assert len(set(kinds.values())) > 2
+        segments = [n for n, held in index.containers().items() if not held.is_large]
+        pieces = [pair for segment in segments for pair in index.pieces(segment, with_keys=True)]
+        assert len(pieces) == 300
+        assert await foreseen.kinds_of([piece for piece, _ in pieces]) == [kinds[key] for _, key in pieces]
+        together = [{kinds[key] for _, key in index.pieces(segment, with_keys=True)} for segment in segments]
+        assert all(len(some) == 1 for some in together)
+
+    run = Run(tmp_path, 400, "lru")
+    run.announce([*range(200), *range(100), *range(250), *range(50)], round_reads=200)
+    run.announce([*range(100), *range(150, 350), *range(100)], "other")
+    loop.run_until_complete(story(run))
+
+
 def test_what_is_pinned_stays_and_is_stored(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
     """Packed among others before it was pinned, while others are read in an order that is known."""
 

@@ -93,3 +93,16 @@ def test_what_is_announced_anew_is_looked_at_once_more() -> None:
     one.announce(6, 50, np.arange(50, dtype=np.uint64), np.arange(6, 56))
     core.back("a", 6)
     assert core.next({"a": one}) == Look("a", 6, 10, "due in 6.0 s, before all others")
+
+
+def test_large_reads_share_their_streams_part_of_the_window_by_bytes() -> None:
+    core, streams = Prefetch(100 * MB), {"a": stream(100), "b": stream(100)}
+    looks(core, streams)
+    assert core.share_of("a", 0, 30 * MB, streams) == 30 * MB
+    assert core.share_of("a", 1, 30 * MB, streams) == 20 * MB, "half of the window is the other stream's"
+    assert core.share_of("a", 2, 30 * MB, streams) == 0
+    assert core.share_of("b", 0, 80 * MB, streams) == 50 * MB
+    assert core.share_of("a", 1, 30 * MB, streams) == 20 * MB, "looked at once more, it counts once"
+    streams["a"].advance(0, 0.0, 1)
+    assert core.share_of("a", 2, 30 * MB, streams) == 30 * MB, "the first is asked for"
+    assert core.share_of("c", 0, MB, streams) == 0

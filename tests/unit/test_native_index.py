@@ -171,3 +171,30 @@ def test_a_container_number_is_known_after_all_of_it_is_gone(tmp_path: Path) -> 
     again = Index(path, 100)
     assert again.container_max() == 10
     assert again.containers().keys() == {3}
+
+
+def test_some_objects_of_each_segment_are_drawn_and_of_large_files_none(tmp_path: Path) -> None:
+    index = Index(str(tmp_path / "index"), BLOCK)
+    bucket = index.bucket("data", "")
+    own: dict[int, set[bytes]] = {}
+    for number in range(1000):
+        container = 1 + number % 3 if number >= 5 else 4
+        assert index.learn(bucket, f"k{number}", "v", 50, False, 1000)
+        assert index.hold(bucket, f"k{number}", "v", None, container, number, 5, 1000)
+    assert index.learn(bucket, "large", "v", 250, False, 1000)
+    assert index.hold(bucket, "large", "v", 0, 5, 0, 5, 1000)
+    for container in range(1, 5):
+        own[container] = {piece.id for piece, _ in index.pieces(container)}
+    drawn = index.sample_ids([2, 3, 4, 5, 9], 32, seed=1)
+    assert sorted(drawn) == [2, 3, 4]
+    for container, ids in drawn.items():
+        some = {ids[at : at + 16] for at in range(0, len(ids), 16)}
+        assert some <= own[container]
+        assert len(some) * 16 == len(ids) == 16 * min(32, len(own[container]))
+    often: dict[bytes, int] = {}
+    for seed in range(1, 1200, 2):
+        ids = index.sample_ids([2], 32, seed)[2]
+        for at in range(0, len(ids), 16):
+            often[ids[at : at + 16]] = often.get(ids[at : at + 16], 0) + 1
+    assert len(often) == len(own[2])
+    assert max(often.values()) < 3 * min(often.values()), "each is drawn as often as another"

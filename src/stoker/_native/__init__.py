@@ -1,8 +1,8 @@
 """The native part of the cache server, in C++: what it holds (`Index`), and the front that answers hits (`Front`);
-for its readers, files as memory (`Mapping`).
+for its readers, files as memory (`Mapping`); when what is read is read next (`Reads`).
 
-`index.h` and `front.h` say what each does. What does not belong here: decisions, origins, anything that is not done for
-every request.
+`index.h`, `front.h` and `reads.h` say what each does. What does not belong here: decisions, origins, anything that is
+not done for every request.
 """
 
 from stoker._native._core import (
@@ -17,8 +17,11 @@ from stoker._native._core import (
     Mapping,
     Name,
     Piece,
+    Reads,
     Survey,
     crc32c,
+    next_reads,
+    next_reads_of,
 )
 
 __all__ = [
@@ -33,6 +36,9 @@ __all__ = [
     "Mapping",
     "Name",
     "Piece",
+    "Reads",
     "Survey",
     "crc32c",
+    "next_reads",
+    "next_reads_of",
 ]

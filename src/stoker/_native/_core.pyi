@@ -1,4 +1,7 @@
 from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
     """The checksum of blocks: CRC-32C (Castagnoli), of the processor where it has one."""
@@ -226,6 +229,10 @@ class Index:
     def sample(self, count: int, buckets: Sequence[int], is_large: bool | None, seed: int) -> list[Piece]:
         """Some pieces that are held, drawn by chance; no buckets: of any."""
 
+    def sample_ids(self, segments: Sequence[int], count: int, seed: int) -> dict[int, bytes]:
+        """Of each of these segments the ids (16 bytes) of so many of its objects, drawn by chance; of all, where it has
+        no more; nothing of one that has none."""
+
     def scan(self, bucket: int, prefix: str, cursor: int, limit: int) -> tuple[list[Name], int]:
         """Objects in no order, and the cursor to go on with; 0 begins, and comes after the last."""
 
@@ -391,3 +398,39 @@ class Front:
     def figures(self) -> Figures: ...
     def take_hits(self) -> dict[int, tuple[int, int]]:
         """Hits and their bytes since the last call, by the bucket's number."""
+
+class Reads:
+    """The coming reads of one reader: which items, and at which positions. It never changes."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def positions(self) -> int:
+        """Of how many positions all is known."""
+
+    def with_reads(
+        self, items: npt.NDArray[Any], positions: npt.NDArray[Any], start: int, stop: int
+    ) -> Reads:
+        """These as well, in any order: all from `start`, where the others end, to `stop`."""
+
+    def until(self, stop: int, start: int) -> Reads:
+        """Only those before `stop`; those before `start` may be gone, too."""
+
+    def since(self, start: int) -> Reads:
+        """Those from there on; some before it may be left where few are."""
+
+def next_reads(
+    readers: Sequence[Reads],
+    starts: Sequence[int],
+    stops: Sequence[int],
+    items: npt.NDArray[Any],
+    with_again: bool = False,
+) -> bytes:
+    """The next reads of items (8 bytes each), by each reader from its start to its stop, in the order of readers: the
+    numbers of the reader and of the item (u32 each), the position, and where it is read again, if asked for (i64
+    each)."""
+
+def next_reads_of(
+    readers: Sequence[Reads], starts: Sequence[int], stops: Sequence[int], items: Sequence[int]
+) -> list[tuple[int, int, int, int]]:
+    """The same, of a few items, and always with where they are read again."""

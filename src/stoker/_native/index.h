@@ -204,6 +204,9 @@ class Index {
   // Some pieces that are held, drawn by chance; no buckets: of any.
   std::vector<Piece> sample(size_t count, const std::unordered_set<uint16_t>& buckets, Packing packing,
                             uint64_t seed) const;
+  // Of each of these segments the ids of some of its objects, drawn by chance: all, if they are no more than `count`.
+  std::unordered_map<uint32_t, std::vector<Hash128>> sample_ids(const std::vector<uint32_t>& segments, size_t count,
+                                                               uint64_t seed) const;
   // Objects of a bucket in no order, from `cursor` (0 at first) on; sets it to 0 after the last.
   std::vector<Name> scan(uint16_t bucket, std::string_view prefix, uint64_t& cursor, size_t limit) const;
 

@@ -226,6 +226,37 @@ std::vector<Piece> Index::sample(size_t count, const std::unordered_set<uint16_t
   return drawn;
 }
 
+std::unordered_map<uint32_t, std::vector<Hash128>> Index::sample_ids(const std::vector<uint32_t>& segments,
+                                                                     size_t count, uint64_t seed) const {
+  struct Drawn {
+    std::vector<Hash128> ids;
+    uint64_t met = 0;
+  };
+  std::unordered_map<uint32_t, Drawn> drawn;
+  for (const uint32_t segment : segments) drawn[segment];
+  Chance chance{seed | 1};
+  for (int i = 0; i < 4; ++i) chance.draw();
+  each(16 * AT_ONCE, [&](Shard& shard, uint32_t number) {
+    const Object& object = shard.at(number);
+    if (object.container == 0 || (object.flags & Object::LARGE)) return;
+    const auto found = drawn.find(object.container);
+    if (found == drawn.end()) return;
+    Drawn& of = found->second;
+    ++of.met;
+    if (of.ids.size() < count) {
+      of.ids.push_back(object.id);
+      return;
+    }
+    // Vitter's reservoir (1985): each that was met is in it with the same chance.
+    const uint64_t place = chance.draw() % of.met;
+    if (place < of.ids.size()) of.ids[place] = object.id;
+  });
+  std::unordered_map<uint32_t, std::vector<Hash128>> ids;
+  for (auto& [segment, of] : drawn)
+    if (!of.ids.empty()) ids[segment] = std::move(of.ids);
+  return ids;
+}
+
 // A piece of this shard: the first from a place on that is drawn.
 bool Index::draw(const Shard& shard, const std::unordered_set<uint16_t>& buckets, Packing packing, uint64_t chance,
                  std::vector<Piece>& drawn) const {

@@ -191,6 +191,20 @@ void bind_index(py::module_& module) {
           },
           py::arg("count"), py::arg("buckets"), py::arg("is_large"), py::arg("seed"), release())
       .def(
+          "sample_ids",
+          [](const Index& index, const std::vector<uint32_t>& segments, size_t count, uint64_t seed) {
+            std::unordered_map<uint32_t, std::vector<Hash128>> drawn;
+            {
+              const py::gil_scoped_release unlocked;
+              drawn = index.sample_ids(segments, count, seed);
+            }
+            py::dict ids;
+            for (const auto& [segment, some] : drawn)
+              ids[py::int_(segment)] = py::bytes(reinterpret_cast<const char*>(some.data()), some.size() * sizeof(Hash128));
+            return ids;
+          },
+          py::arg("segments"), py::arg("count"), py::arg("seed"))
+      .def(
           "scan",
           [](const Index& index, uint16_t bucket, std::string_view prefix, uint64_t cursor, size_t limit) {
             auto names = index.scan(bucket, prefix, cursor, limit);

@@ -18,10 +18,12 @@ class Catalog:
         self._texts: list[bytes] = []
         self._stops: list[npt.NDArray[np.int64]] = []
         self._firsts: list[int] = []
+        self._count = 0
         self._ids: U64 = np.empty(0, dtype=np.uint64)
+        """With room at its end: copied once for each time that it doubles."""
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._count
 
     def extend(self, keys: Sequence[str], ids: U64) -> None:
         """The next keys, with their ids."""
@@ -29,11 +31,16 @@ class Catalog:
         self._firsts.append(len(self))
         self._texts.append(b"".join(encoded))
         self._stops.append(np.cumsum([len(key) for key in encoded]))
-        self._ids = np.concatenate([self._ids, ids])
+        if self._count + len(ids) > len(self._ids):
+            grown = np.empty(max(2 * len(self._ids), self._count + len(ids)), dtype=np.uint64)
+            grown[: self._count] = self._ids[: self._count]
+            self._ids = grown
+        self._ids[self._count : self._count + len(ids)] = ids
+        self._count += len(ids)
 
     def ids(self, numbers: npt.NDArray[np.int64]) -> U64:
         """The ids of objects. Raises IndexError for one that is not known."""
-        return self._ids[numbers]
+        return self._ids[: self._count][numbers]
 
     def key(self, number: int) -> str:
         """Raises IndexError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.cache.coming import Stream
@@ -35,6 +35,8 @@ class _Ahead:
     plan: int
     at: int
     barred_until: int = 0
+    large: dict[int, int] = field(default_factory=dict)
+    """Bytes of reads of several blocks that are fetched ahead, by position."""
 
 
 class Prefetch:
@@ -69,6 +71,19 @@ class Prefetch:
         start = ahead.at
         ahead.at = min(stop, start + _positions(LOOKED_AT_ONCE, streams[name]))
         return Look(name, start, ahead.at, f"due in {due_s:.1f} s, before all others")
+
+    def share_of(self, name: str, position: int, size_bytes: int, streams: Mapping[str, Stream]) -> int:
+        """How many bytes of a read of several blocks may be fetched: what is left of its stream's part of the window,
+        of which the number of reads is too coarse a measure."""
+        ahead, stream = self._ahead.get(name), streams.get(name)
+        if ahead is None or stream is None:
+            return 0
+        ahead.large = {
+            at: taken for at, taken in ahead.large.items() if at >= stream.asked and at != position
+        }
+        left_bytes = self.window_bytes // len(streams) - sum(ahead.large.values())
+        taken = ahead.large[position] = max(0, min(size_bytes, left_bytes))
+        return taken
 
     def came(self, size_bytes: int) -> None:
         """A read that was fetched was of so many bytes."""

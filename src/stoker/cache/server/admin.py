@@ -254,7 +254,9 @@ class Admin:
             return self._orders.status(bucket)
         if request.method == "DELETE":
             return self._orders.withdraw(bucket, query.get("stream", ""), is_owned="owned" in query)
-        return await self._orders.announce(bucket, msgspec.msgpack.decode(request.body, type=Announcement))
+        said = msgspec.msgpack.decode(request.body, type=Announcement)
+        token = None if request.principal.is_unrestricted else request.principal.name
+        return await self._orders.announce(bucket, said, token)
 
     async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:
         _needs_all(request)

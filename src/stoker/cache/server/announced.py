@@ -47,7 +47,8 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Reader:
-    """A stream that was announced. `placed`: it is what another server has handed on of one, by this placement."""
+    """A stream that was announced. `placed`: it is what another server has handed on of one, by this placement.
+    `token`: of whose part of the room it takes; None: of nobody's."""
 
     name: str
     label: str
@@ -58,6 +59,7 @@ class Reader:
     lease_s: float
     at_owners: bool
     placed: str
+    token: str | None = None
     parts: list[Part] = field(default_factory=list)
     prefetched: int = 0
     prefetched_bytes: int = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,21 +26,31 @@ from stoker.wire.cache_orders import (
 from stoker.wire.http import check_key
 
 log = logging.getLogger("stoker.cache")
-READS_MAX = 32_000_000
-"""Of all streams together, counted by the blocks that they touch; they take some 40 bytes each."""
 READ_ITEMS_MAX = 1_000_000
 """Of one announcement."""
-KEYS_MAX = 32_000_000
-STREAMS_MAX = 4096
 _UPKEEP_EVERY_S = 1.0
+
+
+class Allowance(NamedTuple):
+    """How much may be announced, by all together. Reads are counted by the blocks that they touch; they take some 40
+    bytes each. One token that does not open everything may announce `token_share` of it."""
+
+    reads: int = 32_000_000
+    keys: int = 32_000_000
+    streams: int = 4096
+    token_share: float = 0.5
+
+
+ALLOWANCE = Allowance()
 
 
 class Orders:
     """Lives on one event loop. Sorting goes on in threads; of one bucket one announcement is taken in at a time."""
 
-    def __init__(self, engine: Engine, now: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, now: Callable[[], float], allowance: Allowance = ALLOWANCE) -> None:
         self._engine = engine
         self._now = now
+        self._allowance = allowance
         self._readers: dict[str, Reader] = {}
         self._streams: dict[str, Stream] = {}
         """Those of which this server fetches ahead what is read."""
@@ -63,17 +74,22 @@ class Orders:
 
     # -- what operators' routes ask ------------------------------------------------------------------------------
 
-    async def announce(self, bucket: Bucket, said: Announcement) -> Announced:
-        """Take in what was announced, as far as it joins on to what is known. Raises ConfigError."""
+    async def announce(self, bucket: Bucket, said: Announcement, token: str | None = None) -> Announced:
+        """Take in what was announced, as far as it joins on to what is known and there is room for it. `token`: whose
+        part of the room that is; None: it may take all. Raises ConfigError."""
         part = part_of(said)
         async with self._locks.setdefault(bucket.number, asyncio.Lock()):
-            reader = self._reader(bucket, said)
+            reader = self._reader(bucket, said, token)
             if reader.stream.plan > said.plan:
                 return self._told(reader)
             reader.until = self._now() + said.lease_s
             catalog = self._catalogs.setdefault((bucket.number, reader.catalog), Catalog())
-            await self._take_keys(bucket, catalog, said)
-            if part is not None and part.joins(reader.stream.stop, len(catalog)) and self._is_room(part):
+            await self._take_keys(bucket, catalog, said, token)
+            if (
+                part is not None
+                and part.joins(reader.stream.stop, len(catalog))
+                and self._is_room(part, token)
+            ):
                 await self._take_reads(reader, catalog, part)
             reader.advance(said.cursor, said.asked, self._now())
         self._hand_on(reader)
@@ -127,7 +143,7 @@ class Orders:
 
     # -- announcements -------------------------------------------------------------------------------------------
 
-    def _reader(self, bucket: Bucket, said: Announcement) -> Reader:
+    def _reader(self, bucket: Bucket, said: Announcement, token: str | None) -> Reader:
         """The stream's, begun anew where the plan is a new one, or what is handed on is placed anew."""
         name = name_of(bucket, said.stream, is_owned=bool(said.placed))
         reader = self._readers.get(name)
@@ -135,14 +151,14 @@ class Orders:
             is_same = reader.stream.plan == said.plan and reader.placed == said.placed
             if is_same or reader.stream.plan > said.plan:
                 return reader
-        if reader is None and len(self._readers) >= STREAMS_MAX:
-            raise ConfigError(f"{STREAMS_MAX} streams are announced already: withdraw those that have ended")
+        if reader is None:
+            self._check_room("streams", 1, self._allowance.streams, len, token)
         read_s = said.read_s or (1e-3 if reader is None else reader.stream.read_s)
         stream = Stream(said.group or name, said.plan, read_s=read_s, now=self._now())
         catalog = f"{said.placed}{said.catalog or f'/{said.stream}'}"
         made = Reader(
             name, said.stream, bucket, stream, catalog, self._now() + said.lease_s, said.lease_s, said.at_owners,
-            said.placed,
+            said.placed, token,
         )  # fmt: skip
         if reader is not None:
             made.prefetched, made.prefetched_bytes = reader.prefetched, reader.prefetched_bytes
@@ -172,12 +188,27 @@ class Orders:
             catalog = self._catalogs[reader.bucket.number, reader.catalog]
             self._handing_on.follow(reader, catalog)
 
-    async def _take_keys(self, bucket: Bucket, catalog: Catalog, said: Announcement) -> None:
+    def _check_room(
+        self, what: str, more: int, most: int, count: Callable[[list[Reader]], int], token: str | None
+    ) -> None:
+        """Raises ConfigError where too much would be announced, by all or by this token."""
+        readers = list(self._readers.values())
+        if count(readers) + more > most:
+            raise ConfigError(f"more than {most} {what} are announced: withdraw streams that have ended")
+        share = int(most * self._allowance.token_share)
+        if token is not None and count([one for one in readers if one.token == token]) + more > share:
+            raise ConfigError(
+                f"more than {share} {what} are announced by {token}: withdraw streams that have ended, or use a token "
+                "that opens all buckets, which may announce more"
+            )
+
+    async def _take_keys(
+        self, bucket: Bucket, catalog: Catalog, said: Announcement, token: str | None
+    ) -> None:
         known = len(catalog) - said.first_key
         if not 0 <= known < len(said.keys):
             return
-        if sum(map(len, self._catalogs.values())) + len(said.keys) > KEYS_MAX:
-            raise ConfigError(f"more than {KEYS_MAX} objects are announced: announce fewer at a time")
+        self._check_room("objects", len(said.keys), self._allowance.keys, self._keys_of, token)
         keys = said.keys[known:]
         for key in keys:
             check_key(key)
@@ -202,12 +233,17 @@ class Orders:
         reader.add(part)
         self.prefetching.core.back(reader.name, part.start)
 
-    def _is_room(self, part: Part) -> bool:
-        known = sum(
-            reader.stream.size if reader.is_here else sum(len(part.numbers) for part in reader.parts)
-            for reader in self._readers.values()
-        )
-        return known + len(part.numbers) <= READS_MAX
+    def _is_room(self, part: Part, token: str | None) -> bool:
+        """Reads for which there is none are said again later: as others are done, it comes."""
+        most, readers = self._allowance.reads, self._readers.values()
+        own = [reader for reader in readers if reader.token == token]
+        if token is not None and _reads_of(own) + len(part.numbers) > most * self._allowance.token_share:
+            return False
+        return _reads_of(readers) + len(part.numbers) <= most
+
+    def _keys_of(self, readers: list[Reader]) -> int:
+        used = {(reader.bucket.number, reader.catalog) for reader in readers}
+        return sum(len(self._catalogs[name]) for name in used if name in self._catalogs)
 
     def _told(self, reader: Reader) -> Announced:
         catalog = self._catalogs.get((reader.bucket.number, reader.catalog), ())
@@ -249,3 +285,10 @@ class Orders:
             except Exception:
                 # A defect here must not end the upkeep: the next round may not meet it.
                 log.exception("announced orders cannot be kept")
+
+
+def _reads_of(readers: Iterable[Reader]) -> int:
+    return sum(
+        reader.stream.size if reader.is_here else sum(len(part.numbers) for part in reader.parts)
+        for reader in readers
+    )

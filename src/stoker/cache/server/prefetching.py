@@ -23,6 +23,8 @@ WINDOW_BYTES_MAX = 256 * 1024 * 1024
 WINDOW_BYTES_MIN = 1024 * 1024
 BLOCKS_AT_ONCE = 4
 """Of one read."""
+BLOCKS_MIN = 2
+"""So many blocks of a read are fetched wherever it is in the window."""
 LOOKS_MAX = 4
 """In one turn of the loop."""
 
@@ -127,7 +129,7 @@ class Prefetching:
             lacking = [block for block in sorted(blocks) if not engine.store.has(known, block)]
             if not lacking:
                 return
-            is_held = await self._hold(known, lacking)
+            is_held = await self._hold(known, lacking[: self._blocks_ahead(name, read, len(lacking))])
         except StokerError:
             return
         self.core.came(max(1, stop - read.start))
@@ -136,17 +138,23 @@ class Prefetching:
         else:
             self.core.bar(name, self._readings.streams())
 
+    def _blocks_ahead(self, name: str, read: ToRead, lacking: int) -> int:
+        """How many of the blocks of a read that are lacking are fetched: what its stream's window has room for."""
+        if lacking <= BLOCKS_MIN:
+            return lacking
+        size = self._engine.block_size_bytes
+        share_bytes = self.core.share_of(name, read.position, lacking * size, self._readings.streams())
+        return max(BLOCKS_MIN, share_bytes // size)
+
     async def _hold(self, known: Known, blocks: Sequence[int]) -> bool:
-        """Fetch blocks, a few at a time, and no more than the window is large. False if some cannot be kept. Raises
-        what the first that fails does."""
+        """Fetch blocks, a few at a time. False if some cannot be kept. Raises what the first that fails does."""
         engine = self._engine
         size, lot = engine.block_size_bytes, engine.store.holdings.lot_of(known.bucket, known.key)
-        count = max(2, self.core.window_bytes // size)
-        for first in range(0, min(len(blocks), count), BLOCKS_AT_ONCE):
+        for first in range(0, len(blocks), BLOCKS_AT_ONCE):
             is_refused = engine.store.room.ask(lot, min(size, known.size_bytes)).is_refused
             if is_refused or engine.store.problem is not None:
                 return False
-            some = blocks[first : min(first + BLOCKS_AT_ONCE, count)]
+            some = blocks[first : first + BLOCKS_AT_ONCE]
             held = await asyncio.gather(
                 *(engine.foresee(known, block) for block in some), return_exceptions=True
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,12 +16,16 @@ from stoker.cache.farthest import Sample, latest
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
 
+U64 = npt.NDArray[np.uint64]
+ID_BYTES = 16
 BLOCKS_DRAWN = 128
 PIECES_DRAWN = 32
 SEGMENTS_DRAWN = 512
 NEWEST = 32
 """What came last is looked at always: most of what was fetched to be read once is among it."""
 REST_S = 5
+KINDS_KEPT = 1024
+"""Few newcomers are on their way at a time; what was never packed is forgotten."""
 
 
 class Newcomer(NamedTuple):
@@ -53,8 +58,12 @@ class Foreseen:
         self._held = held
         self._large = large
         self._rng = rng
-        self._drawn: dict[int, npt.NDArray[np.uint64] | None] = {}
-        """Some pieces of each segment; None where all are pinned."""
+        self._kinds: dict[tuple[int, str], int] = {}
+        """Of newcomers that are about to be packed: one look finds both."""
+        self._drawn: dict[int, bytes] = {}
+        """The ids of some pieces of each segment that was at rest once."""
+        self._free: dict[int, U64 | None] = {}
+        """Of those that were looked at, the numbers of what may leave; None where all that was drawn is pinned."""
 
     def lots(self, lots: Collection[int]) -> frozenset[int]:
         """Those of these lots whose bucket's coming reads are known."""
@@ -66,25 +75,33 @@ class Foreseen:
         coming = self._held.coming.get(bucket)
         if coming is None:
             return None
-        ids = self._id(bucket, key)
-        due = coming.due(ids, np.array([-1 if block is None else block]))
-        return Newcomer(float(due.seconds[0]), is_foreseen)
+        found = coming.next_of(self._number(bucket, key), -1 if block is None else block, self._held.now())
+        if block is None:
+            if len(self._kinds) == KINDS_KEPT:
+                self._kinds.clear()
+            self._kinds[bucket, key] = found.kind
+        return Newcomer(found.seconds, is_foreseen)
 
     def kind_of(self, bucket: int, key: str) -> int:
         """With what an object is packed: see ComingReads.kind_of."""
+        kind = self._kinds.pop((bucket, key), None)
         coming = self._held.coming.get(bucket)
-        return 0 if coming is None else coming.kind_of(int(self._id(bucket, key)[0]), self._held.now())
+        if coming is None:
+            return 0
+        return coming.kind_of(self._number(bucket, key), self._held.now()) if kind is None else kind
 
-    def kind_of_piece(self, piece: Piece) -> int:
-        """The same, of a piece that is packed already."""
-        coming = self._held.coming.get(piece.bucket)
-        return 0 if coming is None else coming.kind_of(int(_ids([piece])[0]), self._held.now())
+    async def kinds_of(self, pieces: Sequence[Piece]) -> list[int]:
+        """The same, of pieces of one bucket that are packed already."""
+        coming = self._held.coming.get(pieces[0].bucket) if pieces else None
+        if coming is None:
+            return [0] * len(pieces)
+        known, now_s = coming.as_of_now(), self._held.now()
+        return await self._held.run(lambda: known.kinds_of(_numbers(pieces), now_s))
 
     async def choose(self, lots: frozenset[int], newcomer: Newcomer) -> Choice | None:
         """What is read latest of these lots; None if it is worth more than the newcomer."""
         held = self._held
         numbers = held.segments.at_rest(lots, held.now_s() - REST_S)
-        self._drawn = {number: ids for number, ids in self._drawn.items() if number in held.segments}
         buckets: dict[int, list[int]] = {}
         for number in self._some(numbers):
             buckets.setdefault(held.lots.bucket_of(held.segments.lot_of(number)), []).append(number)
@@ -93,24 +110,34 @@ class Foreseen:
             for bucket in held.lots.buckets_of(lots)
             if bucket in held.coming
         }
-        return await held.run(self._choose, lots, buckets, newcomer, coming)
+        self._forget_gone()
+        return await held.run(self._choose, lots, numbers, buckets, newcomer, coming)
 
     def _choose(
         self,
         lots: frozenset[int],
+        numbers: list[int],
         segments: dict[int, list[int]],
         newcomer: Newcomer,
         coming: Mapping[int, ComingReads],
     ) -> Choice | None:
-        """In a thread. `segments`: by bucket."""
+        """In a thread. `numbers`: of all segments that may leave; `segments`: of some of them, by bucket."""
+        self._draw(numbers)
         block = self._block(lots, newcomer, coming)
         segment = self._segment(segments, newcomer, coming)
         if block is None or segment is None:
             return block or segment
         return block if block.due_s >= segment.due_s else segment
 
-    def _id(self, bucket: int, key: str) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(self._held.index.ids(bucket, [key]), dtype=np.uint64)
+    def _number(self, bucket: int, key: str) -> int:
+        return int.from_bytes(self._held.index.ids(bucket, [key]), sys.byteorder)
+
+    def _forget_gone(self) -> None:
+        """Segments that have left; now and then, for there are many."""
+        segments = self._held.segments
+        if len(self._drawn) > 2 * len(segments) + SEGMENTS_DRAWN:
+            self._drawn = {number: ids for number, ids in self._drawn.items() if number in segments}
+            self._free = {number: free for number, free in self._free.items() if number in segments}
 
     def _block(
         self, lots: frozenset[int], newcomer: Newcomer, coming: Mapping[int, ComingReads]
@@ -146,12 +173,18 @@ class Foreseen:
         pieces = [piece for piece, _ in self._held.index.pieces(leaving.number)]
         if not pieces or pieces[0].bucket not in coming:
             return Choice(leaving.due_s, None, leaving.number, (), pieces)
-        is_late = leaving.is_lost(_due(coming[pieces[0].bucket], pieces).seconds)
-        pinned = [piece for piece in pieces if self._held.is_pinned(piece)]
-        stays = {piece.id for piece in pinned}
-        lost = [piece for piece, late in zip(pieces, is_late, strict=True) if late and piece.id not in stays]
-        gone = {piece.id for piece in lost}
-        kept = [piece for piece in pieces if piece.id not in gone]
+        is_late = leaving.is_lost(_due(coming[pieces[0].bucket], pieces).seconds).tolist()
+        if not self._held.lots[pieces[0].bucket].has_rules:
+            is_pinned = [False] * len(pieces)
+        else:
+            is_pinned = [self._held.is_pinned(piece) for piece in pieces]
+        kept: list[Piece] = []
+        lost: list[Piece] = []
+        pinned: list[Piece] = []
+        for piece, late, stays in zip(pieces, is_late, is_pinned, strict=True):
+            (lost if late and not stays else kept).append(piece)
+            if stays:
+                pinned.append(piece)
         return Choice(leaving.due_s, None, leaving.number, kept, lost, pinned) if lost else None
 
     def _some(self, numbers: list[int]) -> list[int]:
@@ -166,7 +199,7 @@ class Foreseen:
         """A few pieces of each segment."""
         samples: list[Sample] = []
         for bucket, known in coming.items():
-            drawn = {number: self._draw(number) for number in segments.get(bucket, ())}
+            drawn = {number: self._free_of(bucket, number) for number in segments.get(bucket, ())}
             free = {number: own for number, own in drawn.items() if own is not None}
             if not free:
                 continue
@@ -180,22 +213,34 @@ class Foreseen:
                 at += len(own)
         return samples
 
-    def _draw(self, number: int) -> npt.NDArray[np.uint64] | None:
-        if number not in self._drawn:
-            pieces = [piece for piece, _ in self._held.index.pieces(number)]
-            if len(pieces) > PIECES_DRAWN:
-                pieces = [pieces[self._rng.below(len(pieces))] for _ in range(PIECES_DRAWN)]
-            free = [piece for piece in pieces if not self._held.is_pinned(piece)]
-            self._drawn[number] = _ids(free) if free or not pieces else None
-        return self._drawn[number]
+    def _draw(self, numbers: list[int]) -> None:
+        """All that are new at once: the index is gone through for it."""
+        if new := [number for number in numbers if number not in self._drawn]:
+            drawn = self._held.index.sample_ids(new, PIECES_DRAWN, self._rng.next64())
+            self._drawn.update((number, drawn.get(number, b"")) for number in new)
+
+    def _free_of(self, bucket: int, number: int) -> U64 | None:
+        if number not in self._free:
+            drawn = free = self._drawn[number]
+            if self._held.lots[bucket].has_rules:
+                ids = [drawn[at : at + ID_BYTES] for at in range(0, len(drawn), ID_BYTES)]
+                free = b"".join(
+                    one for one in ids if not self._held.is_pinned(Piece(bucket, one, None, number))
+                )
+            self._free[number] = _lows(free) if free or not drawn else None
+        return self._free[number]
 
 
 def _due(coming: ComingReads, pieces: Sequence[Piece]) -> Due:
     """Of pieces of one bucket."""
     blocks = np.array([-1 if piece.block is None else piece.block for piece in pieces], dtype=np.int64)
-    return coming.due(_ids(pieces), blocks)
+    return coming.due(_numbers(pieces), blocks)
 
 
-def _ids(pieces: Sequence[Piece]) -> npt.NDArray[np.uint64]:
+def _numbers(pieces: Sequence[Piece]) -> U64:
     """The numbers that announced reads know the pieces' objects by."""
-    return np.frombuffer(b"".join(piece.id for piece in pieces), dtype=np.uint64)[1::2]
+    return _lows(b"".join(piece.id for piece in pieces))
+
+
+def _lows(ids: bytes) -> U64:
+    return np.frombuffer(ids, dtype=np.uint64)[1::2]

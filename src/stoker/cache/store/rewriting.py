@@ -30,7 +30,7 @@ class Rewriting:
         `is_whole`, only if all were. Whether it left."""
         held = self._held
         began = held.now()
-        moves = self._place(kept)
+        moves = self._place(kept, await self._foreseen.kinds_of(kept))
         is_kept = is_whole and len(moves) < len(kept)
         try:
             if moves and not is_kept:
@@ -51,16 +51,17 @@ class Rewriting:
             held.drop_segment(number)
         return True
 
-    def _place(self, pieces: Sequence[Piece]) -> list[tuple[Piece, Placement]]:
-        """Take room for pieces that are to be written anew; those for which there is none are left out."""
+    def _place(self, pieces: Sequence[Piece], kinds: Sequence[int]) -> list[tuple[Piece, Placement]]:
+        """Take room for pieces that are to be written anew; those for which there is none are left out. `kinds`: what
+        is of one lies together."""
         held = self._held
+        leaving_bytes = held.files.sending.leaving_bytes()
         moves: list[tuple[Piece, Placement]] = []
-        for piece in pieces:
+        for piece, kind in zip(pieces, kinds, strict=True):
             lot = held.lot_of_piece(piece)
             # Last copies lie apart from newcomers: else each segment that leaves for its copies is half last copies.
-            apart = -1 if held.room.lot(lot).policy == REPLICA_AWARE else self._foreseen.kind_of_piece(piece)
+            apart = -1 if held.room.lot(lot).policy == REPLICA_AWARE else kind
             growth_bytes = held.segments.growth_bytes(lot, piece.size_bytes, apart=apart)
-            leaving_bytes = held.files.sending.leaving_bytes()
             if not held.room.ask(lot, growth_bytes, leaving_bytes, is_moving=True).fits:
                 continue
             held.room.take(lot, growth_bytes)
