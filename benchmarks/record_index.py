@@ -190,7 +190,8 @@ def _memory(setting: Setting, few: Filled, many: Filled) -> dict[str, Any]:
     assert large["records"] == many.records
 
     def more(stage: str, what: str) -> float:
-        return round((large[stage][what] - small[stage][what]) / records, 1)
+        each: float = (large[stage][what] - small[stage][what]) / records
+        return round(each, 1)
 
     return {
         f"{many.kind}: bytes a record resident (goal {GOAL_BYTES}), of its own": (
@@ -198,7 +199,9 @@ def _memory(setting: Setting, few: Filled, many: Filled) -> dict[str, Any]:
         ),
         f"{many.kind}: the same in a forked loader process": f"{more('fork', 'resident')}, {more('fork', 'own')}",
         f"{many.kind}: the same in a spawned one": f"{more('spawn', 'resident')}, {more('spawn', 'own')}",
-        f"{many.kind}: bytes a record handed to it": round((large["pickled"] - small["pickled"]) / records, 3),
+        f"{many.kind}: bytes a record handed to it": round(
+            (large["pickled"] - small["pickled"]) / records, 3
+        ),
         f"{many.kind}: bytes a record on disk": round(large["file"] / large["records"], 1),
     }
 

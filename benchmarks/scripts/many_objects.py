@@ -111,7 +111,9 @@ class Origin:
 
 
 def head(status: str, size_bytes: int, more: str = "") -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Length: {size_bytes}\r\nLast-Modified: {_DATE}\r\n{more}\r\n".encode()
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Length: {size_bytes}\r\nLast-Modified: {_DATE}\r\n{more}\r\n".encode()
+    )
 
 
 async def until(due: float) -> None:
