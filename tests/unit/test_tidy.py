@@ -54,6 +54,7 @@ PURE = [
     "train/member.py",
     "data/order.py",
     "data/coming_reads.py",
+    "data/key_space.py",
     "data/audit.py",
     "data/framing/csv.py",
     "data/framing/example.py",

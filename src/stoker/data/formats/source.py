@@ -114,7 +114,7 @@ class Source:
         return list_all(ask, prefix, self._is_far if at_once else lambda: False)
 
     def _is_far(self) -> bool:
-        """Whether the origin is an object store, to which a page is a question like any: a folder is looked through for it."""
+        """Whether the origin is an object store: a folder would be looked through for each page."""
         try:
             rows = self.client.status().buckets
         except (CacheError, AccessDenied) as error:
