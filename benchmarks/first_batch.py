@@ -2,8 +2,9 @@
 
 The origin answers lists with 1,000 keys a page, each answer after a wait, as S3 does. Cold: a new cache server, and a
 node that knows nothing; warm: the same cache, and the node has the index. No list can be had sooner than by as many
-pages, asked for as many at once as the loader does: `pages x wait / at once`, or than the origin itself can answer them (a
-client that only counts bytes). Ratios are to the longer of both; "one by one" is what it takes to list page after page.
+pages, asked for as many at once as the loader does: `pages x wait / at once`, or than the origin itself can answer them
+(a client that only counts bytes). Ratios are to the longer of both; "one by one" is what it takes to list page after
+page.
 """
 
 from __future__ import annotations
