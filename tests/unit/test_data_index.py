@@ -53,6 +53,23 @@ def test_a_table_of_texts_is_a_sequence(texts: list[str]) -> None:
         table[len(texts)]
 
 
+def test_a_table_of_many_texts_is_the_same_as_one_of_few() -> None:
+    texts = [f"{number:x}é" * (number % 3) for number in range(40_000)]
+    table = StringTable.of(iter(texts))
+    assert list(table) == texts
+    assert table[16_380:16_390] == texts[16_380:16_390]
+    assert table[39_999] == texts[39_999]
+    places = list(range(39_999, 0, -7))
+    assert list(table.some(places)) == [texts[place] for place in places]
+    assert table.some(range(len(texts))) is table
+    assert list(StringTable.joined([table, StringTable.of(()), table.some([3, 1])])) == [
+        *texts,
+        texts[3],
+        texts[1],
+    ]
+    assert list(StringTable.joined([])) == []
+
+
 def test_an_index_there_and_back(tmp_path: Path) -> None:
     index = index_of(7, 100)
     kept = index.save(tmp_path / "i")
@@ -162,6 +179,9 @@ def test_a_store_says_when_an_index_was_used(tmp_path: Path) -> None:
     (["a.json"], "objects"),
     (["0001", "0002"], "objects"),
     ([f"{n}.tar.gz" for n in range(3)], "tar"),
+    (["_a.bin", "1.tar", "2.tar", ".b.bin", "_c.bin"], "tar"),
+    (["1.gz", "2.gz", "3.txt"], "objects"),
+    (["cat/1.jpg", "dog/2.jpg", "cat/_3.bin", "dog/jpg"], "objects"),
 ])  # fmt: skip
 def test_which_format_names_tell(keys: list[str], name: str) -> None:
     assert choose("u", keys).name == name
@@ -171,6 +191,8 @@ def test_which_format_names_tell(keys: list[str], name: str) -> None:
     (["a.tar", "b.jsonl"], "'tar' (1 objects) or 'jsonl' (1 objects)"),
     (["a.tar", "b.bin"], "'tar' (1 objects) or 'objects' (2, one record each)"),
     (["a.csv", *(f"{n}.txt" for n in range(20))], "'csv' (1 objects) or 'objects' (21, one record each)"),
+    (["1.gz", "2.tar.gz", "3.gz"], "'tar' (1 objects) or 'objects' (3, one record each)"),
+    (["_a.bin", "b.bin", "1.tar"], "'tar' (1 objects) or 'objects' (3, one record each)"),
     (["a/1.jpg", "b/2.jpg", "labels.csv"], "'csv' (1 objects) or 'objects'"),
 ])  # fmt: skip
 def test_names_that_tell_several_formats(keys: list[str], words: str) -> None:

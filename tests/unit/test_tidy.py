@@ -55,6 +55,7 @@ PURE = [
     "data/order.py",
     "data/group_order.py",
     "data/coming_reads.py",
+    "data/key_space.py",
     "data/audit.py",
     "data/framing/csv.py",
     "data/framing/example.py",

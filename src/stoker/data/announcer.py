@@ -165,7 +165,7 @@ class Announcer:
             return None
         keys = 0 if known is None else known.keys
         if keys < len(reads.keys):
-            some = [reads.keys[i] for i in range(keys, min(len(reads.keys), keys + CHUNK))]
+            some = list(reads.keys[keys : keys + CHUNK])
             common |= {"first_key": keys, "keys": some}
             if keys + len(some) < len(reads.keys):
                 return Announcement(**common)

@@ -6,8 +6,8 @@ What was saved is mapped into memory, so that all processes of a node share it.
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -18,6 +18,8 @@ from stoker.data.index_file import BadIndexFile, open_columns, save_columns
 from stoker.errors import DatasetChanged
 
 _U32_MAX = 2**32 - 1
+_AT_ONCE = 16_384
+"""So many texts are Python's at once."""
 
 
 class StringTable(Sequence[str]):
@@ -31,13 +33,21 @@ class StringTable(Sequence[str]):
     @classmethod
     def of(cls, texts: Iterable[str]) -> StringTable:
         """A table of these; they are not kept."""
-        blob, ends = bytearray(), array("q")
-        for text in texts:
-            blob += text.encode()
-            blob.append(0)
-            ends.append(len(blob))
+        rest = iter(texts)
+        return cls.joined([_packed(some) for some in iter(lambda: list(islice(rest, _AT_ONCE)), [])])
+
+    @classmethod
+    def joined(cls, tables: Sequence[StringTable]) -> StringTable:
+        """The texts of several tables, one after the other."""
+        if len(tables) == 1:
+            return tables[0]
+        blob = np.concatenate([np.empty(0, np.uint8), *(table.blob for table in tables)])
         kind = np.uint32 if len(blob) <= _U32_MAX else np.int64
-        return cls(np.frombuffer(bytes(blob), np.uint8), np.array(ends, kind))
+        ends, first, start = np.empty(sum(map(len, tables)), kind), 0, 0
+        for table in tables:
+            ends[first : first + len(table)] = table.ends + kind(start)
+            first, start = first + len(table), start + len(table.blob)
+        return cls(blob, ends)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -48,7 +58,10 @@ class StringTable(Sequence[str]):
     def __getitem__(self, place: slice) -> list[str]: ...
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
-            return [self[at] for at in range(*place.indices(len(self)))]
+            start, stop, step = place.indices(len(self))
+            if step == 1:
+                return list(self._texts(start, stop))
+            return [self[at] for at in range(start, stop, step)]
         if place < 0:
             place += len(self)
         if not 0 <= place < len(self):
@@ -57,19 +70,40 @@ class StringTable(Sequence[str]):
         return str(self._view[start : int(self.ends[place]) - 1], "utf-8")
 
     def __iter__(self) -> Iterator[str]:
-        start = 0
-        for end in self.ends.tolist():
+        for first in range(0, len(self), _AT_ONCE):
+            yield from self._texts(first, min(len(self), first + _AT_ONCE))
+
+    def _texts(self, first: int, stop: int) -> Iterator[str]:
+        start = int(self.ends[first - 1]) if first else 0
+        for end in self.ends[first:stop].tolist():
             yield str(self._view[start : end - 1], "utf-8")
             start = end
 
     def some(self, places: Sequence[int]) -> StringTable:
         """A table of some of them; itself if those are all, in their order."""
-        if len(places) == len(self) and all(place == at for at, place in enumerate(places)):
+        wanted = np.asarray(places, np.int64)
+        if len(wanted) == len(self) and bool((wanted == np.arange(len(self))).all()):
             return self
-        return StringTable.of(self[place] for place in places)
+        return StringTable.joined(
+            [self._copied(wanted[first : first + _AT_ONCE]) for first in range(0, len(wanted), _AT_ONCE)]
+        )
+
+    def _copied(self, places: npt.NDArray[np.int64]) -> StringTable:
+        starts = np.where(places > 0, self.ends[np.maximum(places - 1, 0)], 0).astype(np.int64)
+        sizes = self.ends[places].astype(np.int64) - starts
+        ends = np.cumsum(sizes)
+        at = np.arange(int(sizes.sum())) + np.repeat(starts - (ends - sizes), sizes)
+        return StringTable(self.blob[at], ends.astype(np.uint32))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StringTable, (np.array(self.blob), np.array(self.ends))
+
+
+def _packed(texts: list[str]) -> StringTable:
+    """A table of a few."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([len(text) + 1 for text in encoded], dtype=np.uint32)
+    return StringTable(np.frombuffer(b"\0".join([*encoded, b""]), np.uint8), ends)
 
 
 class Listing(NamedTuple):

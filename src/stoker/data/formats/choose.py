@@ -59,6 +59,10 @@ _ASIDE = (
 )  # fmt: skip
 """What may lie beside files of records."""
 
+_OUTER = ("gz", "zst", "zstd", "xz", "bz2")
+"""What stands before these tells."""
+_KNOWN_MAX = 1000
+
 
 class Choice(NamedTuple):
     """A format, and what speaks for it."""
@@ -104,9 +108,16 @@ def choose(url: str, keys: Iterable[str]) -> Choice:
     """The format that the names of objects tell. Raises ConfigError where they tell several."""
     counts: Counter[str] = Counter()
     folders: set[str] = set()
+    known: dict[str, str] = {}
     for key in keys:
         name = key.rpartition("/")[2].lower()
-        kind = _kind(name)
+        # Of millions of names most end alike.
+        stem, _, suffix = name.rpartition(".")
+        kind = known.get(suffix) if stem and not name.startswith(("_", ".")) else None
+        if kind is None:
+            kind = _kind(name)
+            if stem and suffix not in _OUTER and len(known) < _KNOWN_MAX:
+                known[suffix] = _kind(f"x.{suffix}")
         counts[kind] += 1
         if kind == "image":
             folders.add(key.rpartition("/")[0])

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from stoker.cache.client.client import CacheClient
-from stoker.cache.client.entries import objects
 from stoker.data.attach import Served, Started, attach, start_cache, started_cache
-from stoker.data.record_index import Listing, StringTable
+from stoker.data.listing import list_all
+from stoker.data.record_index import Listing
 from stoker.errors import AccessDenied, CacheError, EmptyDataset, OriginError, StokerError
 from stoker.settings import CacheSettings, cache_settings
-from stoker.wire.cache_api import ObjectInfo
+from stoker.wire.cache_api import ObjectPage
 
 log = logging.getLogger("stoker.data")
 
@@ -76,10 +73,11 @@ class Source:
         """The objects under the URL. Raises EmptyDataset, CacheError."""
         if self._listing is None or anew:
             try:
-                self._listing = self._listed()
+                self._listing = self._listed(at_once=True)
             except OriginError:
-                # Among others: an origin that lists out of order is only noticed on the way.
-                self._listing = self._listed()
+                # Among others: an origin that lists out of order is only noticed on the way, and is then listed as a
+                # whole for each page.
+                self._listing = self._listed(at_once=False)
         if not len(self._listing.keys):
             raise EmptyDataset(
                 f"there are no objects under {self.url!r}: check the bucket and the prefix (it is a plain prefix: "
@@ -107,24 +105,22 @@ class Source:
         """Give up the listing, which may be large."""
         self._listing = None
 
-    def _listed(self) -> Listing:
-        served = self._attached()
-        versions: list[str] = []
-        sizes = array("q")
+    def _listed(self, *, at_once: bool) -> Listing:
+        client, bucket, prefix = self._attached()
 
-        def keys() -> Iterator[str]:
-            found: Iterator[ObjectInfo] = objects(
-                lambda prefix, after, limit: served.client.list_page(served.bucket, prefix, after, limit),
-                served.prefix,
-            )
-            for info in found:
-                if not info.key.endswith("/"):
-                    versions.append(info.version.replace("\0", ""))
-                    sizes.append(info.size_bytes)
-                    yield info.key
+        def ask(prefix: str, after: str | None, limit: int) -> ObjectPage:
+            return client.list_page(bucket, prefix, after, limit)
 
-        table = StringTable.of(keys())
-        return Listing(table, StringTable.of(versions), np.array(sizes, np.int64))
+        return list_all(ask, prefix, self._is_far if at_once else lambda: False)
+
+    def _is_far(self) -> bool:
+        """Whether the origin is an object store: a folder would be looked through for each page."""
+        try:
+            rows = self.client.status().buckets
+        except (CacheError, AccessDenied) as error:
+            log.debug("the origin of %s is not known: %s", self.url, error)
+            return False
+        return any(row.name == self.bucket and row.origin.startswith("s3://") for row in rows)
 
     def _attached(self) -> Served:
         if self._served is None:
