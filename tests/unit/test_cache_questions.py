@@ -112,3 +112,34 @@ def test_beginnings_are_bounded_while_the_origin_thinks(tmp_path: Path) -> None:
         assert await asyncio.gather(*reading) == [name.encode() for name in names]
 
     run(World(tmp_path, 10_000_000), story)
+
+
+def test_a_page_that_many_ask_for_at_once_is_listed_once(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for number in range(5):
+            world.memory.put(f"n{number}", b"x")
+        listing, asked, go_on = world.memory.list, [], asyncio.Event()
+
+        async def slow(prefix: str, after: str | None = None, limit: int = 1000):
+            asked.append((prefix, after, limit))
+            await go_on.wait()
+            async for page in listing(prefix, after, limit):
+                yield page
+
+        world.origin.list = slow  # type: ignore[method-assign]
+        pages = [
+            asyncio.create_task(world.engine.metadata.page(world.bucket, "", None, limit))
+            for limit in (3, 3, 3, 2)
+        ]
+        await asyncio.sleep(0.01)
+        assert sorted(asked) == [("", None, 2), ("", None, 3)]
+        await world.engine.metadata.refresh(world.bucket, "")
+        later = asyncio.create_task(world.engine.metadata.page(world.bucket, "", None, 3))
+        await asyncio.sleep(0.01)
+        assert len(asked) == 3, "what was asked before a refresh is no answer after it"
+        go_on.set()
+        found = await asyncio.gather(*pages, later)
+        assert [len(page.objects) for page in found] == [3, 3, 3, 2, 3]
+        assert found[0] == found[4]
+
+    run(World(tmp_path), story)

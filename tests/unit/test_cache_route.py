@@ -174,7 +174,7 @@ def test_a_member_is_used_only_if_it_is_who_it_is_said_to_be() -> None:
 
 
 def test_lists_are_bounded_and_dropped_by_prefix() -> None:
-    lists = Lists(objects_max=100)
+    lists = Lists(bytes_max=10_000)
     page = ObjectPage([ObjectInfo(f"a/{n}", 1, "v") for n in range(9)])
     lists.put("b", "a/", None, 1000, page, 10.0)
     assert lists.get("b", "a/", None, 1000, 5.0, 12.0) == (page, 2.0)
@@ -182,7 +182,7 @@ def test_lists_are_bounded_and_dropped_by_prefix() -> None:
     assert lists.get("b", "a/", "x", 1000, 5.0, 12.0) is None
     for n in range(50):
         lists.put("b", f"p{n}/", None, 1000, page, 10.0)
-        assert len(lists) <= 100
+        assert 0 < lists.size_bytes <= 10_000
     assert lists.get("b", "a/", None, 1000, 5.0, 12.0) is None
     lists.put("b", "a/b/", None, 1, page, 10.0)
     lists.refresh("b", "a/b/c")

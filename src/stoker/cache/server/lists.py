@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+import msgspec
+
 from stoker.wire.cache_api import ObjectPage
 
-OBJECTS_MAX = 200_000
+BYTES_MAX = 256 * 1024 * 1024
+"""Some three million objects, as they are sent; as Python's they would take three times as much."""
+_PAGE_BYTES = 512
+"""What each takes beside what it says."""
 
 
 class _Asked(NamedTuple):
@@ -20,13 +25,10 @@ class _Asked(NamedTuple):
 class Lists:
     """What `ask` was answered with, until it is too old, refreshed, or others were asked for since. Pure."""
 
-    def __init__(self, objects_max: int = OBJECTS_MAX) -> None:
-        self._objects_max = objects_max
-        self._pages: OrderedDict[_Asked, tuple[ObjectPage, float]] = OrderedDict()
-        self._objects = 0
-
-    def __len__(self) -> int:
-        return self._objects
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._pages: OrderedDict[_Asked, tuple[bytes, float]] = OrderedDict()
+        self.size_bytes = 0
 
     def get(
         self, bucket: str, prefix: str, after: str | None, limit: int, ttl_s: float, now: float
@@ -40,7 +42,7 @@ class Lists:
         if age_s > ttl_s:
             return None
         self._pages.move_to_end(asked)
-        return known[0], age_s
+        return msgspec.msgpack.decode(known[0], type=ObjectPage), age_s
 
     def put(
         self, bucket: str, prefix: str, after: str | None, limit: int, page: ObjectPage, now: float
@@ -48,9 +50,10 @@ class Lists:
         """Remember a page."""
         asked = _Asked(bucket, prefix, after, limit)
         self._drop(asked)
-        self._pages[asked] = page, now
-        self._objects += len(page.objects) + 1
-        while self._objects > self._objects_max:
+        said = msgspec.msgpack.encode(page)
+        self._pages[asked] = said, now
+        self.size_bytes += len(said) + _PAGE_BYTES
+        while self.size_bytes > self._bytes_max:
             self._drop(next(iter(self._pages)))
 
     def refresh(self, bucket: str, prefix: str) -> None:
@@ -64,4 +67,4 @@ class Lists:
     def _drop(self, asked: _Asked) -> None:
         known = self._pages.pop(asked, None)
         if known is not None:
-            self._objects -= len(known[0].objects) + 1
+            self.size_bytes -= len(known[0]) + _PAGE_BYTES

@@ -32,6 +32,17 @@ class _Stat(NamedTuple):
     begins: bool
 
 
+class _Listed(NamedTuple):
+    """A page that is asked for once for all who ask for it at the same time; `hops` and `refreshes` as above."""
+
+    bucket: str
+    prefix: str
+    after: str | None
+    limit: int
+    hops: int
+    refreshes: int
+
+
 class FirstBlocks(Protocol):
     """Where the first bytes of an object go that come together with its version: see `beginnings.py`."""
 
@@ -56,6 +67,7 @@ class Metadata:
         self._clock = clock
         self._buckets = buckets
         self._stats: Flights[_Stat, Known] = Flights(self._stat)
+        self._pages: Flights[_Listed, ObjectPage] = Flights(self._page)
         self._lists = Lists()
         self._questions: Questions[tuple[int, str]] = Questions()
         # While this server was away the others may have been told to forget what it still knows; and how old that is
@@ -141,30 +153,33 @@ class Metadata:
         self, bucket: Bucket, prefix: str, after: str | None, limit: int, hops: int = 0
     ) -> ObjectPage:
         """A page of a list: of objects under `prefix` that come after `after`. Raises OriginError."""
-        ttl_s, now = bucket.spec.ttl_s, self._clock.now()
-        known = self._lists.get(bucket.name, prefix, after, limit, ttl_s, now)
+        known = self._lists.get(bucket.name, prefix, after, limit, bucket.spec.ttl_s, self._clock.now())
         if known is not None:
             return known[0]
+        hops = self._fleet.hops(block_owner_name(bucket.name, prefix, 0), 1, hops)
+        return await self._pages.get(_Listed(bucket.name, prefix, after, limit, hops, bucket.refreshes))
+
+    async def _page(self, asked: _Listed) -> ObjectPage:
+        bucket, ttl_s = self._buckets[asked.bucket], self._buckets[asked.bucket].spec.ttl_s
+        which = asked.prefix, asked.after, asked.limit
         page = await self._fleet.ask(
-            block_owner_name(bucket.name, prefix, 0),
+            block_owner_name(bucket.name, asked.prefix, 0),
             1,
-            hops,
-            lambda url: self._fleet.peers.list_page(url, bucket.name, prefix, after, limit, hops + 1),
+            asked.hops,
+            lambda url: self._fleet.peers.list_page(url, bucket.name, *which, asked.hops + 1),
         )
         if page is not None:
             return page
-        refreshes = bucket.refreshes
         try:
-            page = await self._origins_page(bucket, prefix, after, limit)
+            page = await self._origins_page(bucket, *which)
         except OriginError:
-            known = self._lists.get(
-                bucket.name, prefix, after, limit, ttl_s + bucket.spec.stale_if_error_s, now
-            )
+            stale_s = ttl_s + bucket.spec.stale_if_error_s
+            known = self._lists.get(bucket.name, *which, stale_s, self._clock.now())
             if known is None:
                 raise
             return known[0]
-        if ttl_s > 0 and refreshes == bucket.refreshes:
-            self._lists.put(bucket.name, prefix, after, limit, page, self._clock.now())
+        if ttl_s > 0 and asked.refreshes == bucket.refreshes:
+            self._lists.put(bucket.name, *which, page, self._clock.now())
         return page
 
     async def refresh(self, bucket: Bucket, prefix: str) -> int:
@@ -182,6 +197,7 @@ class Metadata:
 
     async def close(self) -> None:
         await self._stats.close()
+        await self._pages.close()
 
     def _is_within(self, known: Known, age_s: float) -> bool:
         now_s = self._store.now_s()
