@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stoker.base.clock import Clock
 from stoker.cache.layout import block_bounds
 from stoker.cache.maglev import block_owner_name
+from stoker.cache.origin.port import Part
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.landing import Landing
@@ -45,7 +46,7 @@ class Sources:
         self._fleet = fleet
         self._clock = clock
         self._block_size_bytes = block_size_bytes
-        self.begun: dict[Wanted, AsyncGenerator[bytes, None]] = {}
+        self.begun: dict[Wanted, AsyncGenerator[Part, None]] = {}
 
     async def fill(self, wanted: Wanted, bucket: Bucket, landing: Landing) -> None:
         """Fill a landing from where it stands. Raises what the last of those who were asked fails with."""
@@ -100,7 +101,7 @@ class Sources:
             return False  # it knows another version, or its origin fails: the origin has the last word
         return landing.is_whole
 
-    async def _take(self, parts: AsyncGenerator[bytes, None], bucket: Bucket, landing: Landing) -> None:
+    async def _take(self, parts: AsyncGenerator[Part, None], bucket: Bucket, landing: Landing) -> None:
         async with aclosing(parts):
             async for part in parts:
                 landing.take(part)
