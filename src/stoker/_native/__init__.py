@@ -1,5 +1,5 @@
-"""The native part of the cache server, in C++: what it holds (`Index`), and the front that answers hits (`Front`);
-for its readers, files as memory (`Mapping`).
+"""The native part of the cache server, in C++: what it holds (`Index`), the front that answers hits (`Front`),
+and what writes blocks (`Writer`); for its readers, files as memory (`Mapping`).
 
 `index.h` and `front.h` say what each does. What does not belong here: decisions, origins, anything that is not done for
 every request.
@@ -18,6 +18,7 @@ from stoker._native._core import (
     Name,
     Piece,
     Survey,
+    Writer,
     crc32c,
 )
 
@@ -34,5 +35,6 @@ __all__ = [
     "Name",
     "Piece",
     "Survey",
+    "Writer",
     "crc32c",
 ]

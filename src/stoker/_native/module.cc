@@ -5,4 +5,5 @@ PYBIND11_MODULE(_core, module) {
   bind_index(module);
   bind_front(module);
   bind_mapping(module);
+  bind_writer(module);
 }

@@ -13,3 +13,4 @@ using release = py::call_guard<py::gil_scoped_release>;
 void bind_index(py::module_& module);
 void bind_front(py::module_& module);
 void bind_mapping(py::module_& module);
+void bind_writer(py::module_& module);

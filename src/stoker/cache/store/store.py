@@ -17,16 +17,19 @@ from stoker._native import FileProblem, Found, Name, Piece, crc32c
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.evict import LRU
+from stoker.cache.store.block_writer import Data
 from stoker.cache.store.clearing import Clearing
 from stoker.cache.store.containers import ContainerFiles
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known, is_held
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lots import KeptBucket, PrefixRule
-from stoker.cache.store.writing import AT_ONCE_BYTES, Data, Writing
+from stoker.cache.store.writing import Writing
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 log = logging.getLogger("stoker.cache")
+AT_ONCE_BYTES = 64 * 1024
+"""Up to this size the disk is read without a hop to a thread."""
 UPKEEP_EVERY_S = 1.0
 ABSENT_EVERY_S = 600.0
 ABSENT_KEPT_S = 3600

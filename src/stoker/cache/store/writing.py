@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from stoker._native import FileProblem, crc32c
+from stoker._native import FileProblem
 from stoker.cache.segments import pages_bytes
+from stoker.cache.store.block_writer import BlockWriter, Data
 from stoker.cache.store.clearing import Clearing
 from stoker.cache.store.foreseen import Newcomer
 from stoker.cache.store.holdings import Holdings
@@ -15,11 +16,7 @@ from stoker.cache.store.known import Known
 from stoker.cache.store.large_files import LargeFiles
 from stoker.errors import EnvironmentProblem
 
-AT_ONCE_BYTES = 64 * 1024
-"""Up to this size the disk is used without a hop to a thread."""
 RETRY_S = 5.0
-
-Data = bytes | bytearray | memoryview
 
 
 class Writing:
@@ -29,38 +26,42 @@ class Writing:
         self._held = held
         self._large = large
         self._clearing = clearing
+        self._writer = BlockWriter()
         self._filling: dict[tuple[int, str, int], int] = {}
-        self._running: dict[tuple[int, str, int, int], asyncio.Task[bool]] = {}
+        self._running: dict[tuple[int, str, int, int], asyncio.Future[bool]] = {}
         self._retry_at = 0.0
         self.problem: str | None = None
 
     async def put(
         self, known: Known, block: int, data: Data, *, is_loading: bool = False, is_foreseen: bool = False
     ) -> bool:
-        """Store a block. False if it is not stored, for whatever reason. Whoever is cancelled leaves the writing to
-        end by itself."""
+        """Store a block. False if it is not stored, for whatever reason. The caller is never cancelled: what is begun
+        is written to its end."""
         if known.tag == 0 or (self.problem is not None and self._held.now() < self._retry_at):
             return False
         identity = known.bucket, known.key, known.tag, block
-        task = self._running.get(identity)
-        if task is None:
-            is_packed = known.size_bytes <= self._held.packed_bytes_max
-            part = None if is_packed else block
-            newcomer = self._clearing.foreseen.newcomer(
-                known.bucket, known.key, part, is_foreseen=is_foreseen
-            )
-            task = asyncio.ensure_future(
-                self._put_packed(known, data, is_loading, newcomer)
-                if is_packed
-                else self._put_block(known, block, data, is_loading, newcomer)
-            )
-            self._running[identity] = task
-            task.add_done_callback(lambda _: self._running.pop(identity, None))
-        return await asyncio.shield(task)
+        running = self._running.get(identity)
+        if running is not None:
+            return await asyncio.shield(running)
+        is_packed = known.size_bytes <= self._held.packed_bytes_max
+        part = None if is_packed else block
+        newcomer = self._clearing.foreseen.newcomer(known.bucket, known.key, part, is_foreseen=is_foreseen)
+        running = self._running[identity] = asyncio.get_running_loop().create_future()
+        is_held = False
+        try:
+            if is_packed:
+                is_held = await self._put_packed(known, data, is_loading, newcomer)
+            else:
+                is_held = await self._put_block(known, block, data, is_loading, newcomer)
+        finally:
+            del self._running[identity]
+            running.set_result(is_held)
+        return is_held
 
     async def close(self) -> None:
         """Wait until all is written."""
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        while self._running:
+            await asyncio.wait(self._running.values())
 
     def failed(self, problem: Exception) -> None:
         """The disk refused something: nothing is stored for a while. A name that the index does not take is nothing of
@@ -145,15 +146,10 @@ class Writing:
         self, known: Known, block: int | None, container: int, offset: int, data: Data, *, is_new: bool
     ) -> bool:
         held = self._held
-
-        def work() -> int:
-            held.files.write(container, offset, data)
-            return crc32c(data)
-
         try:
             if is_new:  # at once: others may write to it as soon as this one waits
                 held.files.create(container)
-            crc = work() if len(data) <= AT_ONCE_BYTES else await held.run(work)
+            crc = await self._writer.write(held.files.to_write(container), offset, data)
             if block is not None and self._large.is_doomed(container):
                 return False  # what was held of its file has left meanwhile, and the file leaves
             is_held = held.index.hold(
@@ -162,6 +158,9 @@ class Writing:
             )  # fmt: skip
         except (EnvironmentProblem, FileProblem) as problem:
             self.failed(problem)
+            return False
+        except OSError as error:
+            self.failed(held.files.cannot_write(error))
             return False
         self.problem = None
         return is_held
