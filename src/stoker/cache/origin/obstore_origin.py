@@ -158,8 +158,9 @@ class ObstoreOrigin:
 
     async def _ask(self, key: str, start: int, stop: int, version: str = "") -> Found | None:
         """What was asked for, its bytes still to come; None: by another way. Raises as `stream`."""
-        path = self._path(key)
-        if self._direct is None or start >= stop or not self._direct.can_name(path):
+        path = self._prefix + key
+        is_direct = key != "" and start < stop and len(path) <= _KEY_BYTES_MAX
+        if self._direct is None or not is_direct or not self._direct.can_name(path):
             return None
         self.counters.requests += 1
         found = await self._direct.get(path, start, stop, version)

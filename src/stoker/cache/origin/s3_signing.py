@@ -9,8 +9,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 _NO_BODY = hashlib.sha256(b"").hexdigest()
-_PLAIN = re.compile(r"[A-Za-z0-9/._\-=@,:+ ]*", re.ASCII)
-_PART = re.compile(r"\.{0,2}")
+_PART = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._\-=@,:+ ]+"
+_PLAIN = re.compile(f"{_PART}(?:/{_PART})*")
 
 
 class Credentials(NamedTuple):
@@ -23,7 +23,7 @@ class Credentials(NamedTuple):
 
 def is_plain(path: str) -> bool:
     """Whether all who read a path, clients and servers, take it for the same object's name."""
-    return _PLAIN.fullmatch(path) is not None and not any(_PART.fullmatch(part) for part in path.split("/"))
+    return _PLAIN.fullmatch(path) is not None
 
 
 class Signer:

@@ -50,7 +50,8 @@ class Sources:
 
     async def fill(self, wanted: Wanted, bucket: Bucket, landing: Landing) -> None:
         """Fill a landing from where it stands. Raises what the last of those who were asked fails with."""
-        if wanted in self.begun or not await self._from_peers(wanted, bucket, landing):
+        is_ours = wanted in self.begun or self._fleet.is_alone
+        if is_ours or not await self._from_peers(wanted, bucket, landing):
             await self._from_origin(wanted, bucket, landing)
         if not landing.is_whole:
             raise ShortBody(f"{landing.filled} of {landing.size_bytes} bytes came of {wanted.key!r}")
@@ -78,8 +79,6 @@ class Sources:
 
     async def _from_peers(self, wanted: Wanted, bucket: Bucket, landing: Landing) -> bool:
         """Whether a peer had it all. What one cannot give, the next goes on with, and then the origin."""
-        if self._fleet.is_alone:
-            return False
         name = block_owner_name(bucket.name, wanted.key, wanted.block)
         for peer, url in self._fleet.candidates(name, bucket.spec.max_replicas, wanted.hops):
             if await self._from_peer(peer, url, wanted, bucket, landing, wanted.hops + 1):

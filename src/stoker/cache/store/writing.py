@@ -8,9 +8,8 @@ from functools import partial
 
 from stoker._native import FileProblem
 from stoker.cache.segments import pages_bytes
-from stoker.cache.store.block_writer import BlockWriter, Data
+from stoker.cache.store.block_writer import Data
 from stoker.cache.store.clearing import Clearing
-from stoker.cache.store.foreseen import Newcomer
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known
 from stoker.cache.store.large_files import LargeFiles
@@ -26,7 +25,6 @@ class Writing:
         self._held = held
         self._large = large
         self._clearing = clearing
-        self._writer = BlockWriter()
         self._filling: dict[tuple[int, str, int], int] = {}
         self._running: dict[tuple[int, str, int, int], asyncio.Future[bool]] = {}
         self._retry_at = 0.0
@@ -44,15 +42,13 @@ class Writing:
         if running is not None:
             return await asyncio.shield(running)
         is_packed = known.size_bytes <= self._held.packed_bytes_max
-        part = None if is_packed else block
-        newcomer = self._clearing.foreseen.newcomer(known.bucket, known.key, part, is_foreseen=is_foreseen)
         running = self._running[identity] = asyncio.get_running_loop().create_future()
         is_held = False
         try:
             if is_packed:
-                is_held = await self._put_packed(known, data, is_loading, newcomer)
+                is_held = await self._put_packed(known, data, is_loading, is_foreseen)
             else:
-                is_held = await self._put_block(known, block, data, is_loading, newcomer)
+                is_held = await self._put_block(known, block, data, is_loading, is_foreseen)
         finally:
             del self._running[identity]
             running.set_result(is_held)
@@ -71,16 +67,14 @@ class Writing:
         self.problem = str(problem)
         self._retry_at = self._held.now() + RETRY_S
 
-    async def _put_packed(
-        self, known: Known, data: Data, is_loading: bool, newcomer: Newcomer | None
-    ) -> bool:
+    async def _put_packed(self, known: Known, data: Data, is_loading: bool, is_foreseen: bool) -> bool:
         held, size_bytes = self._held, len(data)
-        apart = 0 if newcomer is None else self._clearing.foreseen.kind_of(known.bucket, known.key)
+        apart = self._clearing.foreseen.kind_of(known.bucket, known.key)
 
         def growth_bytes(lot: int) -> int:
             return held.segments.growth_bytes(lot, size_bytes, apart=apart)
 
-        lot = await self._make_room(known, growth_bytes, is_loading, newcomer)
+        lot = await self._make_room(known, None, growth_bytes, is_loading, is_foreseen)
         if lot is None:
             return False
         held.room.take(lot, growth_bytes(lot))
@@ -99,10 +93,10 @@ class Writing:
                 held.files.finish(placement.segment)
 
     async def _put_block(
-        self, known: Known, block: int, data: Data, is_loading: bool, newcomer: Newcomer | None
+        self, known: Known, block: int, data: Data, is_loading: bool, is_foreseen: bool
     ) -> bool:
         held, size_bytes = self._held, len(data)
-        lot = await self._make_room(known, lambda _: pages_bytes(size_bytes), is_loading, newcomer)
+        lot = await self._make_room(known, block, lambda _: pages_bytes(size_bytes), is_loading, is_foreseen)
         if lot is None:
             return False
         try:
@@ -128,18 +122,26 @@ class Writing:
     async def _make_room(
         self,
         known: Known,
+        block: int | None,
         size_bytes: Callable[[int], int],
         is_loading: bool,
-        newcomer: Newcomer | None,
+        is_foreseen: bool,
     ) -> int | None:
         """The lot that it is counted in, where so much fits now; None if it does not."""
+        held = self._held
+        lot = held.lot_of(known.bucket, known.key)
+        leaving_bytes = held.files.sending.leaving_bytes()
+        if held.room.ask(lot, size_bytes(lot), leaving_bytes, is_loading=is_loading).fits:
+            return lot
+        # When it is read next is looked up only where something has to leave for it.
+        newcomer = self._clearing.foreseen.newcomer(known.bucket, known.key, block, is_foreseen=is_foreseen)
         while True:
-            lot = self._held.lot_of(known.bucket, known.key)
             if not await self._clearing.make_room(
                 lot, partial(size_bytes, lot), is_loading=is_loading, newcomer=newcomer
             ):
                 return None
-            if self._held.lot_of(known.bucket, known.key) == lot:  # else it was divided anew meanwhile
+            before, lot = lot, held.lot_of(known.bucket, known.key)
+            if lot == before:  # else it was divided anew meanwhile
                 return lot
 
     async def _write(
@@ -149,7 +151,7 @@ class Writing:
         try:
             if is_new:  # at once: others may write to it as soon as this one waits
                 held.files.create(container)
-            crc = await self._writer.write(held.files.to_write(container), offset, data)
+            crc = await held.writer.write(held.files.to_write(container), offset, data)
             if block is not None and self._large.is_doomed(container):
                 return False  # what was held of its file has left meanwhile, and the file leaves
             is_held = held.index.hold(
