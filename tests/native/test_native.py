@@ -16,6 +16,7 @@ TESTS = {
     "index_replay_test": (".", "1"),
     "front_test": (".", "1", "4"),
     "passing_test": (".",),
+    "writer_test": (".",),
 }
 """And their arguments: mutated heads, rounds, seconds."""
 
