@@ -24,12 +24,10 @@ from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known, is_held
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lots import KeptBucket, PrefixRule
-from stoker.cache.store.writing import Writing
+from stoker.cache.store.writing import AT_ONCE_BYTES, Writing
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 log = logging.getLogger("stoker.cache")
-AT_ONCE_BYTES = 64 * 1024
-"""Up to this size the disk is read without a hop to a thread."""
 UPKEEP_EVERY_S = 1.0
 ABSENT_EVERY_S = 600.0
 ABSENT_KEPT_S = 3600

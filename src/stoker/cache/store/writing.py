@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from stoker._native import FileProblem
+from stoker._native import FileProblem, crc32c
 from stoker.cache.segments import pages_bytes
 from stoker.cache.store.block_writer import Data
 from stoker.cache.store.clearing import Clearing
@@ -15,6 +15,8 @@ from stoker.cache.store.known import Known
 from stoker.cache.store.large_files import LargeFiles
 from stoker.errors import EnvironmentProblem
 
+AT_ONCE_BYTES = 64 * 1024
+"""Up to this size the disk is used without a hop to a thread."""
 RETRY_S = 5.0
 
 
@@ -151,7 +153,11 @@ class Writing:
         try:
             if is_new:  # at once: others may write to it as soon as this one waits
                 held.files.create(container)
-            crc = await held.writer.write(held.files.to_write(container), offset, data)
+            if len(data) <= AT_ONCE_BYTES:
+                held.files.write(container, offset, data)
+                crc = crc32c(data)
+            else:
+                crc = await held.writer.write(held.files.to_write(container), offset, data)
             if block is not None and self._large.is_doomed(container):
                 return False  # what was held of its file has left meanwhile, and the file leaves
             is_held = held.index.hold(
