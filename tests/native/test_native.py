@@ -17,6 +17,7 @@ TESTS = {
     "front_test": (".", "1", "4"),
     "passing_test": (".",),
     "reads_test": ("1", "300"),
+    "writer_test": (".",),
 }
 """And their arguments: mutated heads, rounds, seconds."""
 

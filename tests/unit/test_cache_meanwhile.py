@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,10 +14,10 @@ import pytest
 
 from stoker._native import Index
 from stoker.base.rng import Rng
+from stoker.cache.store.block_writer import BlockWriter
 from stoker.cache.store.known import Known
 from stoker.cache.store.lots import PrefixRule
 from stoker.cache.store.store import Store
-from stoker.errors import EnvironmentProblem
 from tests.clocks import HandClock
 
 BLOCK = 128 * 1024
@@ -46,25 +48,33 @@ class Held:
         return call
 
 
+class SlowWriter(BlockWriter):
+    """Its writes wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.goes = threading.Event()
+        self.is_full = False
+
+    async def write(self, fd: int, offset: int, data: bytes | bytearray | memoryview) -> int:
+        self.begun.set()
+        assert await asyncio.to_thread(self.goes.wait, 30)
+        if self.is_full:
+            os.close(fd)
+            raise OSError(errno.ENOSPC, "no room")
+        return await super().write(fd, offset, data)
+
+
 class Slowed:
-    """A store whose writes wait in their thread until they may go on."""
+    """A store whose writes wait until they may go on."""
 
     def __init__(self, folder: Path, limit_bytes: int = 64 << 20) -> None:
         self.clock = HandClock()
         self.store = Store(folder, limit_bytes, BLOCK, self.clock, Rng(1))
         self.bucket = self.store.open_bucket("b", "memory://b").number
-        self.begun = threading.Event()
-        self.goes = threading.Event()
-        self.is_full = False
-        self._write = self.store.files.write
-        self.store.files.write = self._write_slowly  # type: ignore[method-assign]
-
-    def _write_slowly(self, number: int, offset: int, data: bytes | bytearray | memoryview) -> None:
-        self.begun.set()
-        assert self.goes.wait(30)
-        if self.is_full:
-            raise EnvironmentProblem("no room")
-        self._write(number, offset, data)
+        self.store.holdings.writer = self.writer = SlowWriter()
+        self.begun, self.goes = self.writer.begun, self.writer.goes
 
     def open(self, rules: list[PrefixRule], evict_after_s: float = 0.0) -> None:
         self.store.open_bucket("b", "memory://b", rules=rules, evict_after_s=evict_after_s)
@@ -156,7 +166,7 @@ def test_what_waits_to_leave_is_given_back_where_it_was_counted(tmp_path: Path) 
         held = slowed.store.held(known, 0)
         assert held is not None
         slowed.store.large_files.hand_out(held.container)
-        slowed.is_full = True
+        slowed.writer.is_full = True
         assert not await slowed.store.put(known, 1, bytes(BLOCK))
         assert slowed.used() == {"": 2 * BLOCK}, "of a file that somebody has open nothing is given back"
         slowed.open(PINNED)

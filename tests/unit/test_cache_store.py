@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.base.rng import Rng
+from stoker.cache.store import writing as writing_module
 from stoker.cache.store.known import Known
 from stoker.cache.store.lots import PrefixRule
 from stoker.cache.store.store import Store
@@ -480,7 +481,11 @@ def test_the_same_block_is_written_once_however_often_it_is_put(tmp_path: Path) 
     run(test)
 
 
-def test_a_version_that_comes_while_a_block_is_written_wins(tmp_path: Path) -> None:
+def test_a_version_that_comes_while_a_block_is_written_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing_module, "AT_ONCE_BYTES", 0)
+
     async def test() -> None:
         twin = Twin(tmp_path, 50_000_000)
         large = next(f"k{n}" for n in range(99) if len(content("a", f"k{n}", 0)) == 300_000)

@@ -1,5 +1,5 @@
-"""The native part of the cache server, in C++: what it holds (`Index`), and the front that answers hits (`Front`);
-for its readers, files as memory (`Mapping`); when what is read is read next (`Reads`).
+"""The native part of the cache server, in C++: what it holds (`Index`), the front that answers hits (`Front`), what
+writes blocks (`Writer`), and when what is read is read next (`Reads`); for its readers, files as memory (`Mapping`).
 
 `index.h`, `front.h` and `reads.h` say what each does. What does not belong here: decisions, origins, anything that is
 not done for every request.
@@ -19,6 +19,7 @@ from stoker._native._core import (
     Piece,
     Reads,
     Survey,
+    Writer,
     crc32c,
     next_reads,
     next_reads_of,
@@ -38,6 +39,7 @@ __all__ = [
     "Piece",
     "Reads",
     "Survey",
+    "Writer",
     "crc32c",
     "next_reads",
     "next_reads_of",

@@ -314,6 +314,21 @@ class Inflow:
     def keep(self, files: Files, container: int, offset: int) -> bool:
         """All of it lies in a file by now: who is not done is sent the rest from there. False: it cannot be opened."""
 
+class Writer:
+    """Writes blocks and works out their checksums, on a thread of its own. Bytes that are passed to `write` are held on
+    to, and stay as they are, until it was taken that they are written. Once it is gone, all is."""
+
+    def __init__(self) -> None: ...
+    def write(self, number: int, fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of it to a place in a file; the descriptor is closed then. Raises ValueError for a number that is
+        being written."""
+
+    def take(self) -> list[tuple[int, int, int]]:
+        """What is done by now: its number, its CRC-32C, and the errno, which is 0 if all is written."""
+
+    def fileno(self) -> int:
+        """Can be read from whenever there is something to be taken."""
+
 class Mapping:
     """The beginning of a file as memory, for reading; unmapped with the last view of it. It may be longer than the
     file: who looks behind its end is killed (SIGBUS). Raises OSError."""

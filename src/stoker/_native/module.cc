@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, module) {
   bind_front(module);
   bind_mapping(module);
   bind_reads(module);
+  bind_writer(module);
 }

@@ -14,3 +14,4 @@ void bind_index(py::module_& module);
 void bind_front(py::module_& module);
 void bind_mapping(py::module_& module);
 void bind_reads(py::module_& module);
+void bind_writer(py::module_& module);

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from stoker.cache.origin.port import Opened, Origin, OriginCounters
+from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part
 from stoker.cache.store.containers import ContainerFiles
 from stoker.errors import EnvironmentProblem, OriginError
 from stoker.wire.cache_api import ObjectInfo
@@ -46,7 +46,7 @@ class FaultyOrigin:
         await self._begin(key)
         return await self._origin.read(key, start, stop, version)
 
-    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[Part, None]:
         async with aclosing(self._cut(key, self._origin.stream(key, start, stop, version))) as parts:
             async for part in parts:
                 yield part
@@ -58,7 +58,7 @@ class FaultyOrigin:
         info, parts = await self._origin.open(key, stop)
         return Opened(info, self._cut(key, parts))
 
-    async def _cut(self, key: str, whole: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def _cut(self, key: str, whole: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:
         await self._begin(key)
         sent = 0
         async with aclosing(whole) as parts:
@@ -93,7 +93,7 @@ class FullFiles(ContainerFiles):
 
     is_full = True
 
-    def write(self, number: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def to_write(self, number: int) -> int:
         if self.is_full:
             raise EnvironmentProblem("cannot write: No space left on device")
-        super().write(number, offset, data)
+        return super().to_write(number)

@@ -248,7 +248,7 @@ class OriginConformance:
 async def streamed(origin: Origin, key: str, start: int, stop: int, version: str) -> list[bytes]:
     """All parts of a stream. Raises what it raises."""
     async with aclosing(origin.stream(key, start, stop, version)) as parts:
-        return [part async for part in parts]
+        return [bytes(part) async for part in parts]
 
 
 async def fails(origin: Origin, key: str, version: str) -> None:

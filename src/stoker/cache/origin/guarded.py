@@ -10,7 +10,7 @@ from typing import TypeVar
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.limits import CLOSED, OPEN, Breaker, Latencies, OriginLimits, Pace, retry_after_s
-from stoker.cache.origin.port import Opened, Origin, OriginCounters, open_in_two
+from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, open_in_two
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -73,7 +73,7 @@ class GuardedOrigin:
             return await self._ask(stop - start, read)
         return await self._ask(stop - start, lambda: self._hedged(stop - start, read))
 
-    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[Part, None]:
         """Goes on where it stood after a failure, with a request for what is missing: a retry like any other.
 
         `attempts_max` bounds the failures in a row without a byte between them. With hedges it is one part:
@@ -88,7 +88,7 @@ class GuardedOrigin:
 
     async def _streamed(
         self, key: str, start: int, stop: int, version: str, attempt: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[Part, None]:
         """`attempt`: so many were made already."""
         while True:
             attempt += 1
@@ -130,13 +130,14 @@ class GuardedOrigin:
         return Opened(info, self._followed(key, stop, info.version, parts, delay_s))
 
     async def _followed(
-        self, key: str, stop: int, version: str, first: AsyncGenerator[bytes, None], delay_s: float
-    ) -> AsyncGenerator[bytes, None]:
+        self, key: str, stop: int, version: str, first: AsyncGenerator[Part, None], delay_s: float
+    ) -> AsyncGenerator[Part, None]:
         """Parts that are coming, and after a failure a request for what is missing."""
         start = 0
         try:
             async with aclosing(first) as parts:
-                await asyncio.sleep(delay_s)
+                if delay_s > 0:
+                    await asyncio.sleep(delay_s)
                 async for part in parts:
                     self._breaker.succeeded()
                     start += len(part)

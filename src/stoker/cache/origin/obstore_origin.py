@@ -11,12 +11,15 @@ from typing import Any
 from stoker.cache.origin.port import (
     Opened,
     OriginCounters,
+    Part,
     changed,
     check_length,
     not_found,
     open_in_two,
     wrong_length,
 )
+from stoker.cache.origin.s3_direct import DirectReads, Found
+from stoker.cache.origin.s3_signing import Credentials
 from stoker.errors import ConfigError, ObjectChanged, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -69,9 +72,24 @@ def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) 
         store = store_module.S3Store(
             bucket, config=config, client_options=options, retry_config=_retry(retry)
         )
+        direct = _direct(url, bucket, config)
     except Exception as error:
         raise ConfigError(f"cannot open {url}: {error}") from error
-    return ObstoreOrigin(url, store, prefix)
+    return ObstoreOrigin(url, store, prefix, direct)
+
+
+def _direct(url: str, bucket: str, config: Mapping[str, Any]) -> DirectReads | None:
+    """Raises ValueError for an endpoint that is none."""
+    endpoint = config.get("endpoint", "")
+    if not DirectReads.can_reach(endpoint):
+        return None
+    credentials = None
+    if "access_key_id" in config and "secret_access_key" in config:
+        token = config.get("session_token", "")
+        credentials = Credentials(config["access_key_id"], config["secret_access_key"], token)
+    elif "access_key_id" in config:
+        return None
+    return DirectReads(url, endpoint, bucket, config["region"], credentials, PART_BYTES)
 
 
 def _retry(retry: dict[str, Any]) -> dict[str, Any]:
@@ -85,13 +103,15 @@ class _OutOfOrderError(Exception):
 
 
 class ObstoreOrigin:
-    """An obstore store below a prefix. The version of an object is its entity tag."""
+    """An obstore store below a prefix, and `direct` reads where those are possible. The version of an object is its
+    entity tag."""
 
-    def __init__(self, url: str, store: Any, prefix: str) -> None:
+    def __init__(self, url: str, store: Any, prefix: str, direct: DirectReads | None = None) -> None:
         self.url = url
         self.counters = OriginCounters()
         self._api = importlib.import_module("obstore")
         self._store = store
+        self._direct = direct
         # Some servers list folder by folder; S3 itself lists in the order of keys.
         self._is_sorted = True
         self._prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
@@ -104,36 +124,73 @@ class ObstoreOrigin:
             raise self._wrap(key, error) from error
 
     async def read(self, key: str, start: int, stop: int, version: str) -> bytes:
-        answer = await self._get(key, start, stop, version)
-        try:
-            data = bytes(await answer.bytes_async())
-        except Exception as error:
-            raise self._wrap(key, error) from error
-        self.counters.bytes_read += len(data)
+        async with aclosing(self.stream(key, start, stop, version)) as parts:
+            data = b"".join([part async for part in parts])
         return check_length(self.url, key, data, start, stop)
 
-    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+    async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[Part, None]:
         """Must be taken within the store's time limit for one request; what comes later is an OriginError."""
+        found = await self._ask(key, start, stop, version)
+        if found is not None:
+            async with aclosing(self._counted(found)) as parts:
+                async for part in parts:
+                    yield part
+            return
         answer = await self._get(key, start, stop, version)
         async with aclosing(self._exactly(key, start, stop, answer)) as parts:
             async for part in parts:
                 yield part
 
     async def open(self, key: str, stop: int) -> Opened:
+        found = await self._ask(key, 0, stop)
+        if found is not None:
+            return Opened(ObjectInfo(key, found.size_bytes, found.version), self._counted(found))
         self.counters.requests += 1
         try:
             answer = await self._api.get_async(self._store, self._path(key), options={"range": (0, stop)})
         except Exception as error:
-            found = self._wrap(key, error)
-            if isinstance(found, OriginError) and any(sign in str(error) for sign in _NO_RANGE):
+            problem = self._wrap(key, error)
+            if isinstance(problem, OriginError) and any(sign in str(error) for sign in _NO_RANGE):
                 return await open_in_two(self, key, stop)
-            raise found from error
+            raise problem from error
         info = self._info(answer.meta)
         return Opened(info, self._exactly(key, 0, min(stop, info.size_bytes), answer))
 
-    async def _exactly(self, key: str, start: int, stop: int, answer: Any) -> AsyncGenerator[bytes, None]:
+    async def _ask(self, key: str, start: int, stop: int, version: str = "") -> Found | None:
+        """What was asked for, its bytes still to come; None: by another way. Raises as `stream`."""
+        path = self._prefix + key
+        is_direct = key != "" and start < stop and len(path) <= _KEY_BYTES_MAX
+        if self._direct is None or not is_direct or not self._direct.can_name(path):
+            return None
+        self.counters.requests += 1
+        found = await self._direct.get(path, start, stop, version)
+        if found is None or found.status == 416:
+            return None
+        if found.status == 404:
+            raise not_found(self.url, key)
+        if found.status == 412:
+            raise ObjectChanged(f"{key!r} in {self.url} changed while it was read")
+        try:
+            if version and found.version != version:
+                raise changed(self.url, key, version, found.version)
+            last = stop if version else min(stop, found.size_bytes)
+            if (found.start, found.stop) != (start, last):
+                raise wrong_length(self.url, key, found.stop - found.start, start, last)
+        except StokerError:
+            self._direct.leave(found)
+            raise
+        return found
+
+    async def _counted(self, found: Found) -> AsyncGenerator[Part, None]:
+        assert self._direct is not None
+        async with aclosing(self._direct.parts(found)) as parts:
+            async for part in parts:
+                self.counters.bytes_read += len(part)
+                yield part
+
+    async def _exactly(self, key: str, start: int, stop: int, answer: Any) -> AsyncGenerator[Part, None]:
         left_bytes = stop - start
-        last = b""
+        last: Part = b""
         async with aclosing(self._body(key, answer)) as parts:
             async for part in parts:
                 left_bytes -= len(part)
@@ -162,7 +219,7 @@ class ObstoreOrigin:
             raise changed(self.url, key, version, found)
         return answer
 
-    async def _body(self, key: str, answer: Any) -> AsyncGenerator[bytes, None]:
+    async def _body(self, key: str, answer: Any) -> AsyncGenerator[Part, None]:
         """The parts of a body, none of them empty."""
         parts = aiter(answer.stream(min_chunk_size=PART_BYTES))
         while True:
@@ -241,6 +298,8 @@ class ObstoreOrigin:
             raise self._wrap(prefix, error) from error
 
     async def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         self._store = None
 
     def _path(self, key: str) -> str:

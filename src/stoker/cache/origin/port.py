@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 from stoker.errors import ObjectChanged, ObjectNotFound, ShortBody
 from stoker.wire.cache_api import ObjectInfo
 
+Part = bytes | bytearray
+"""Some of an object's content. Who yields it does not touch it again."""
+
 
 class OriginCounters:
     """Requests made, and bytes of object content received, since the origin was opened."""
@@ -24,7 +27,7 @@ class Opened(NamedTuple):
     has it closes them."""
 
     info: ObjectInfo
-    parts: AsyncGenerator[bytes, None]
+    parts: AsyncGenerator[Part, None]
 
 
 class Origin(Protocol):
@@ -52,7 +55,7 @@ class Origin(Protocol):
         """
         ...
 
-    def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[bytes, None]:
+    def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[Part, None]:
         """Bytes `[start, stop)` of that version in parts, in order, as they come.
 
         Exactly so many, of exactly that version: nothing of another version is ever yielded, and the last

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 
 from stoker.cache.maglev import block_owner_name
+from stoker.cache.origin.port import Part
 from stoker.cache.server.buckets import Bucket
-from stoker.cache.server.fetches import Fetches, Ticket
+from stoker.cache.server.fetches import Fetches
 from stoker.cache.server.sources import Sources, Wanted
 from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
-from stoker.errors import StokerError
 
 BEGINNINGS_MAX = 128
 """So many objects may be asked for together with their version at the same time."""
@@ -36,7 +35,8 @@ class Beginnings:
         self._wanted = wanted
         self._is_free = is_free
         self._reserved = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._coming = 0
+        self._closing: set[asyncio.Task[None]] = set()
 
     def is_wanted(self, bucket: Bucket, key: str, hops: int) -> bool:
         """Whether the first block of an object is not here, nor coming."""
@@ -48,7 +48,7 @@ class Beginnings:
     def reserve(self, bucket: Bucket, key: str, hops: int) -> bool:
         """Whether the first block of an object is to be asked for together with its version: it is wanted, nobody else
         may hold it, and not too many others are coming. Followed by `begin` or `release`."""
-        if self._reserved + len(self._tasks) >= BEGINNINGS_MAX or not self._is_free():
+        if self._reserved + self._coming + len(self._closing) >= BEGINNINGS_MAX or not self._is_free():
             return False
         if self._sources.owner_before(block_owner_name(bucket.name, key, 0)) is not None:
             return False
@@ -61,33 +61,37 @@ class Beginnings:
         """Nothing comes of what was reserved."""
         self._reserved -= 1
 
-    def begin(self, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None:
+    def begin(self, known: Known, parts: AsyncGenerator[Part, None], hops: int) -> None:
         """Fetch the first block of an object with these bytes."""
         self._reserved -= 1
-        wanted, size_bytes = self._wanted(known, 0, hops) if known.size_bytes else (None, 0)
-        ticket = None
-        if wanted is not None and wanted not in self._fetches:
-            self._sources.begun[wanted] = parts
-            ticket = self._fetches.join(wanted, size_bytes)
-        task = asyncio.get_running_loop().create_task(self._see_through(wanted, ticket, parts))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if known.size_bytes == 0:
+            self._close_soon(parts)
+            return
+        wanted, size_bytes = self._wanted(known, 0, hops)
+        if wanted in self._fetches:
+            self._close_soon(parts)
+            return
+
+        def over() -> None:
+            self._coming -= 1
+            if self._sources.begun.get(wanted) is parts:
+                del self._sources.begun[wanted]
+                self._close_soon(parts)
+
+        self._sources.begun[wanted] = parts
+        self._coming += 1
+        # One who wants it to its end: the readers, who are told of the version only now, find it coming.
+        self._fetches.join(wanted, size_bytes).on_over = over
 
     async def close(self) -> None:
         """After all fetches were ended."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _see_through(
-        self, wanted: Wanted | None, ticket: Ticket | None, parts: AsyncGenerator[bytes, None]
-    ) -> None:
-        if wanted is None or ticket is None:
-            await parts.aclose()
-            return
-        try:
-            with suppress(StokerError):
-                await ticket.whole()
-        finally:
-            ticket.leave()
-            if self._sources.begun.get(wanted) is parts:
-                del self._sources.begun[wanted]
-                await parts.aclose()
+    def _close_soon(self, parts: AsyncGenerator[Part, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_close(parts))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _close(parts: AsyncGenerator[Part, None]) -> None:
+    await parts.aclose()

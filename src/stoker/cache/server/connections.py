@@ -14,6 +14,7 @@ from stoker.wire.cache_batch import DESCRIPTOR, FRAME, INSTANCE_BYTES, Descripto
 from stoker.wire.http import response_head
 
 LOW_WATER_BYTES = 1024 * 1024
+"""Who has more unsent waits until it is half of that: else each block that follows would wait anew."""
 _TAKEN_AT_ONCE = 256
 _DESCRIPTOR_FRAME_BYTES = FRAME.size + INSTANCE_BYTES + DESCRIPTOR.size
 
@@ -97,8 +98,8 @@ class FrontAnswer:
 
     async def drain(self) -> None:
         if self._unsent_bytes > LOW_WATER_BYTES:
-            await self._connections.drained(self._connection, LOW_WATER_BYTES)
-            self._unsent_bytes = LOW_WATER_BYTES
+            await self._connections.drained(self._connection, LOW_WATER_BYTES // 2)
+            self._unsent_bytes = LOW_WATER_BYTES // 2
 
     def finish(self) -> None:
         if self.is_finished:

@@ -18,11 +18,13 @@ T = TypeVar("T")
 class Ticket:
     """One reader's part in a fetch, which it leaves when it needs it no more: also after an error."""
 
-    __slots__ = ("_leave", "error", "landing")
+    __slots__ = ("_leave", "error", "landing", "on_over")
 
     def __init__(self, landing: Landing, leave: Callable[[], None]) -> None:
         self.landing = landing
         self.error: StokerError | None = None
+        self.on_over: Callable[[], None] | None = None
+        """Called once the fetch has ended in whatever way, if the ticket was not left before."""
         self._leave: Callable[[], None] | None = leave
 
     async def more(self, beyond: int) -> int:
@@ -81,9 +83,8 @@ class Fetches(FlightRunner[K, None]):
         """Stop all fetches; whoever waits is told."""
         await self._end_all()
         await asyncio.gather(*self.storing, return_exceptions=True)
-        for ticket in self._tickets.values():
-            ticket.error = OriginError("the cache server stops")
-            ticket.landing.wake()
+        for reader in list(self._tickets):
+            self._tell(reader, OriginError("the cache server stops"))
 
     def _left(self, key: K, reader: int) -> None:
         ticket = self._tickets.pop(reader, None)
@@ -96,25 +97,34 @@ class Fetches(FlightRunner[K, None]):
     async def _bring(self, key: K) -> None:
         landing = self._landings[key]
         await self._fetch(key, landing)
-        task = asyncio.get_running_loop().create_task(self._keep(key, landing))
+
+    async def _afterwards(self, key: K) -> None:
+        landing, task = self._landings[key], asyncio.current_task()
+        assert task is not None
         self.storing.add(task)
-        task.add_done_callback(self.storing.discard)
+        try:
+            # Whoever was told of its version in this turn looks for it in the next two. They are to find it coming:
+            # if it were here by then, what was fetched for them would count as a hit.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await self._store(key, landing)
+        finally:
+            self.storing.discard(task)
+            if self._landings.get(key) is landing:
+                del self._landings[key]
 
     def _tell(self, reader: int, outcome: StokerError | None) -> None:
         ticket = self._tickets.pop(reader, None)
-        if ticket is not None and outcome is not None:
+        if ticket is None:
+            return
+        if outcome is not None:
             ticket.error = outcome
             ticket.landing.wake()
+        if ticket.on_over is not None:
+            ticket.on_over()
 
     def _given_up(self, key: K) -> None:
         self._landings.pop(key, None)
-
-    async def _keep(self, key: K, landing: Landing) -> None:
-        try:
-            await self._store(key, landing)
-        finally:
-            if self._landings.get(key) is landing:
-                del self._landings[key]
 
 
 async def leave_all(tasks: Sequence[asyncio.Task[T]], found_in: Callable[[T], object]) -> None:

@@ -37,6 +37,9 @@ class FlightRunner(ABC, Generic[K, V]):
     def _given_up(self, key: K) -> None:
         """Nobody waits for it any more."""
 
+    async def _afterwards(self, key: K) -> None:
+        """What is still to be done about what was fetched, once all who waited were told. It is not cancelled."""
+
     def _step(
         self, event: Want[K] | Cancelled[K] | Fetched[K] | Failed[K], outcome: V | StokerError | None = None
     ) -> None:
@@ -66,11 +69,17 @@ class FlightRunner(ABC, Generic[K, V]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, key: K, fetch: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._carry_out(key, fetch))
-        self._tasks[fetch] = task
+        task = self._tasks[fetch] = asyncio.get_running_loop().create_task(self._carry_out(key, fetch))
         task.add_done_callback(lambda _: self._tasks.pop(fetch, None))
 
     async def _carry_out(self, key: K, fetch: int) -> None:
+        if await self._fetch_once(key, fetch):
+            # The same task goes on, for a new one costs as much as all that is decided here; nobody ends it now.
+            self._tasks.pop(fetch, None)
+            await self._afterwards(key)
+
+    async def _fetch_once(self, key: K, fetch: int) -> bool:
+        """Whether it was fetched."""
         event: Fetched[K] | Failed[K] = Fetched(key, fetch)
         outcome: V | StokerError
         try:
@@ -84,6 +93,7 @@ class FlightRunner(ABC, Generic[K, V]):
             self._step(Failed(key, fetch, final=True), told)
             raise
         self._step(event, outcome)
+        return isinstance(event, Fetched)
 
 
 class Flights(FlightRunner[K, V]):

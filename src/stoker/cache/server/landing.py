@@ -44,7 +44,7 @@ class Landing:
         """What is there; nothing once it is stored."""
         return memoryview(self.inflow.view())
 
-    def take(self, part: bytes | memoryview) -> None:
+    def take(self, part: bytes | bytearray | memoryview) -> None:
         """The next bytes, which are known to be of the right version. Raises ValueError for more than the block has."""
         if not self.inflow.take(part):
             raise ValueError(f"{self.filled + len(part)} bytes came of a block of {self.size_bytes}")

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from stoker.base.clock import Clock
 from stoker.cache.maglev import block_owner_name
+from stoker.cache.origin.port import Part
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
@@ -52,7 +53,7 @@ class FirstBlocks(Protocol):
 
     def release(self) -> None: ...
 
-    def begin(self, known: Known, parts: AsyncGenerator[bytes, None], hops: int) -> None: ...
+    def begin(self, known: Known, parts: AsyncGenerator[Part, None], hops: int) -> None: ...
 
 
 class Metadata:

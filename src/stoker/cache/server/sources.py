@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stoker.base.clock import Clock
 from stoker.cache.layout import block_bounds
 from stoker.cache.maglev import block_owner_name
+from stoker.cache.origin.port import Part
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.landing import Landing
@@ -45,11 +46,12 @@ class Sources:
         self._fleet = fleet
         self._clock = clock
         self._block_size_bytes = block_size_bytes
-        self.begun: dict[Wanted, AsyncGenerator[bytes, None]] = {}
+        self.begun: dict[Wanted, AsyncGenerator[Part, None]] = {}
 
     async def fill(self, wanted: Wanted, bucket: Bucket, landing: Landing) -> None:
         """Fill a landing from where it stands. Raises what the last of those who were asked fails with."""
-        if wanted in self.begun or not await self._from_peers(wanted, bucket, landing):
+        is_ours = wanted in self.begun or self._fleet.is_alone
+        if is_ours or not await self._from_peers(wanted, bucket, landing):
             await self._from_origin(wanted, bucket, landing)
         if not landing.is_whole:
             raise ShortBody(f"{landing.filled} of {landing.size_bytes} bytes came of {wanted.key!r}")
@@ -77,8 +79,6 @@ class Sources:
 
     async def _from_peers(self, wanted: Wanted, bucket: Bucket, landing: Landing) -> bool:
         """Whether a peer had it all. What one cannot give, the next goes on with, and then the origin."""
-        if self._fleet.is_alone:
-            return False
         name = block_owner_name(bucket.name, wanted.key, wanted.block)
         for peer, url in self._fleet.candidates(name, bucket.spec.max_replicas, wanted.hops):
             if await self._from_peer(peer, url, wanted, bucket, landing, wanted.hops + 1):
@@ -100,7 +100,7 @@ class Sources:
             return False  # it knows another version, or its origin fails: the origin has the last word
         return landing.is_whole
 
-    async def _take(self, parts: AsyncGenerator[bytes, None], bucket: Bucket, landing: Landing) -> None:
+    async def _take(self, parts: AsyncGenerator[Part, None], bucket: Bucket, landing: Landing) -> None:
         async with aclosing(parts):
             async for part in parts:
                 landing.take(part)

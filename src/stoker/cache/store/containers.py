@@ -68,7 +68,7 @@ class ContainerFiles:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 fd = os.open(path, flags, 0o600)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self.cannot_write(error) from error
         with self._lock:
             self._writing[number] = fd
             self._close_oldest()
@@ -82,18 +82,30 @@ class ContainerFiles:
 
         A file that is gone is never made again: what was held of it would read as zeros. Raises EnvironmentProblem.
         """
+        fd = self.to_write(number)
         try:
-            fd = self._to_write(number)
-            try:
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(fd, view, offset)
-                    offset += written
-                    view = view[written:]
-            finally:
-                os.close(fd)
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                offset += written
+                view = view[written:]
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self.cannot_write(error) from error
+        finally:
+            os.close(fd)
+
+    def to_write(self, number: int) -> int:
+        """A descriptor of the caller's own: the one that is kept may be closed, and its number be another file's, while
+        the caller writes. May be called from any thread. Raises EnvironmentProblem."""
+        try:
+            with self._lock:
+                return os.dup(self._kept(number))
+        except OSError as error:
+            raise self.cannot_write(error) from error
+
+    def cannot_write(self, error: OSError) -> EnvironmentProblem:
+        """For people."""
+        return EnvironmentProblem(f"cannot write to the cache folder {self.folder}: {error.strerror}")
 
     def read(self, number: int, offset: int, size_bytes: int) -> bytes:
         """Raises CorruptBlock if they are not all there, or the disk has lost them; EnvironmentProblem if they cannot
@@ -155,12 +167,6 @@ class ContainerFiles:
             self.finish(number)
         os.close(self._lock_fd)
 
-    def _to_write(self, number: int) -> int:
-        """A descriptor of the caller's own: the one that is kept may be closed, and its number be another file's, while
-        the caller writes."""
-        with self._lock:
-            return os.dup(self._kept(number))
-
     def _kept(self, number: int) -> int:
         fd = self._writing.get(number)
         if fd is None:
@@ -173,9 +179,6 @@ class ContainerFiles:
     def _close_oldest(self) -> None:
         while len(self._writing) > OPEN_TO_WRITE_MAX:
             os.close(self._writing.popitem(last=False)[1])
-
-    def _cannot_write(self, error: OSError) -> EnvironmentProblem:
-        return EnvironmentProblem(f"cannot write to the cache folder {self.folder}: {error.strerror}")
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:

@@ -15,6 +15,7 @@ from stoker.cache.coming import ComingReads
 from stoker.cache.layout import block_count
 from stoker.cache.room import Lot, Room
 from stoker.cache.segments import Segments, pages_bytes, segment_bytes_for, spare_bytes_for
+from stoker.cache.store.block_writer import BlockWriter
 from stoker.cache.store.containers import ContainerFiles
 from stoker.cache.store.known import is_held
 from stoker.cache.store.lots import KeptBucket, Lots
@@ -47,6 +48,7 @@ class Holdings:
         self.block_size_bytes = block_size_bytes
         self._clock = clock
         self._threads = ThreadPoolExecutor(THREADS, "stoker-cache-disk")
+        self.writer = BlockWriter()
         self._wall_offset_s = clock.wall() - clock.now()
         self.files = open_files(folder)
         try:

@@ -17,13 +17,14 @@ from stoker._native import FileProblem, Found, Name, Piece, crc32c
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.evict import LRU
+from stoker.cache.store.block_writer import Data
 from stoker.cache.store.clearing import Clearing
 from stoker.cache.store.containers import ContainerFiles
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known, is_held
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lots import KeptBucket, PrefixRule
-from stoker.cache.store.writing import AT_ONCE_BYTES, Data, Writing
+from stoker.cache.store.writing import AT_ONCE_BYTES, Writing
 from stoker.errors import CorruptBlock, EnvironmentProblem
 
 log = logging.getLogger("stoker.cache")

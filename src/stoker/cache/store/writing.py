@@ -8,8 +8,8 @@ from functools import partial
 
 from stoker._native import FileProblem, crc32c
 from stoker.cache.segments import pages_bytes
+from stoker.cache.store.block_writer import Data
 from stoker.cache.store.clearing import Clearing
-from stoker.cache.store.foreseen import Newcomer
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known
 from stoker.cache.store.large_files import LargeFiles
@@ -18,8 +18,6 @@ from stoker.errors import EnvironmentProblem
 AT_ONCE_BYTES = 64 * 1024
 """Up to this size the disk is used without a hop to a thread."""
 RETRY_S = 5.0
-
-Data = bytes | bytearray | memoryview
 
 
 class Writing:
@@ -30,37 +28,38 @@ class Writing:
         self._large = large
         self._clearing = clearing
         self._filling: dict[tuple[int, str, int], int] = {}
-        self._running: dict[tuple[int, str, int, int], asyncio.Task[bool]] = {}
+        self._running: dict[tuple[int, str, int, int], asyncio.Future[bool]] = {}
         self._retry_at = 0.0
         self.problem: str | None = None
 
     async def put(
         self, known: Known, block: int, data: Data, *, is_loading: bool = False, is_foreseen: bool = False
     ) -> bool:
-        """Store a block. False if it is not stored, for whatever reason. Whoever is cancelled leaves the writing to
-        end by itself."""
+        """Store a block. False if it is not stored, for whatever reason. The caller is never cancelled: what is begun
+        is written to its end."""
         if known.tag == 0 or (self.problem is not None and self._held.now() < self._retry_at):
             return False
         identity = known.bucket, known.key, known.tag, block
-        task = self._running.get(identity)
-        if task is None:
-            is_packed = known.size_bytes <= self._held.packed_bytes_max
-            part = None if is_packed else block
-            newcomer = self._clearing.foreseen.newcomer(
-                known.bucket, known.key, part, is_foreseen=is_foreseen
-            )
-            task = asyncio.ensure_future(
-                self._put_packed(known, data, is_loading, newcomer)
-                if is_packed
-                else self._put_block(known, block, data, is_loading, newcomer)
-            )
-            self._running[identity] = task
-            task.add_done_callback(lambda _: self._running.pop(identity, None))
-        return await asyncio.shield(task)
+        running = self._running.get(identity)
+        if running is not None:
+            return await asyncio.shield(running)
+        is_packed = known.size_bytes <= self._held.packed_bytes_max
+        running = self._running[identity] = asyncio.get_running_loop().create_future()
+        is_held = False
+        try:
+            if is_packed:
+                is_held = await self._put_packed(known, data, is_loading, is_foreseen)
+            else:
+                is_held = await self._put_block(known, block, data, is_loading, is_foreseen)
+        finally:
+            del self._running[identity]
+            running.set_result(is_held)
+        return is_held
 
     async def close(self) -> None:
         """Wait until all is written."""
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        while self._running:
+            await asyncio.wait(self._running.values())
 
     def failed(self, problem: Exception) -> None:
         """The disk refused something: nothing is stored for a while. A name that the index does not take is nothing of
@@ -70,16 +69,14 @@ class Writing:
         self.problem = str(problem)
         self._retry_at = self._held.now() + RETRY_S
 
-    async def _put_packed(
-        self, known: Known, data: Data, is_loading: bool, newcomer: Newcomer | None
-    ) -> bool:
+    async def _put_packed(self, known: Known, data: Data, is_loading: bool, is_foreseen: bool) -> bool:
         held, size_bytes = self._held, len(data)
-        apart = 0 if newcomer is None else self._clearing.foreseen.kind_of(known.bucket, known.key)
+        apart = self._clearing.foreseen.kind_of(known.bucket, known.key)
 
         def growth_bytes(lot: int) -> int:
             return held.segments.growth_bytes(lot, size_bytes, apart=apart)
 
-        lot = await self._make_room(known, growth_bytes, is_loading, newcomer)
+        lot = await self._make_room(known, None, growth_bytes, is_loading, is_foreseen)
         if lot is None:
             return False
         held.room.take(lot, growth_bytes(lot))
@@ -98,10 +95,10 @@ class Writing:
                 held.files.finish(placement.segment)
 
     async def _put_block(
-        self, known: Known, block: int, data: Data, is_loading: bool, newcomer: Newcomer | None
+        self, known: Known, block: int, data: Data, is_loading: bool, is_foreseen: bool
     ) -> bool:
         held, size_bytes = self._held, len(data)
-        lot = await self._make_room(known, lambda _: pages_bytes(size_bytes), is_loading, newcomer)
+        lot = await self._make_room(known, block, lambda _: pages_bytes(size_bytes), is_loading, is_foreseen)
         if lot is None:
             return False
         try:
@@ -127,33 +124,40 @@ class Writing:
     async def _make_room(
         self,
         known: Known,
+        block: int | None,
         size_bytes: Callable[[int], int],
         is_loading: bool,
-        newcomer: Newcomer | None,
+        is_foreseen: bool,
     ) -> int | None:
         """The lot that it is counted in, where so much fits now; None if it does not."""
+        held = self._held
+        lot = held.lot_of(known.bucket, known.key)
+        leaving_bytes = held.files.sending.leaving_bytes()
+        if held.room.ask(lot, size_bytes(lot), leaving_bytes, is_loading=is_loading).fits:
+            return lot
+        # When it is read next is looked up only where something has to leave for it.
+        newcomer = self._clearing.foreseen.newcomer(known.bucket, known.key, block, is_foreseen=is_foreseen)
         while True:
-            lot = self._held.lot_of(known.bucket, known.key)
             if not await self._clearing.make_room(
                 lot, partial(size_bytes, lot), is_loading=is_loading, newcomer=newcomer
             ):
                 return None
-            if self._held.lot_of(known.bucket, known.key) == lot:  # else it was divided anew meanwhile
+            before, lot = lot, held.lot_of(known.bucket, known.key)
+            if lot == before:  # else it was divided anew meanwhile
                 return lot
 
     async def _write(
         self, known: Known, block: int | None, container: int, offset: int, data: Data, *, is_new: bool
     ) -> bool:
         held = self._held
-
-        def work() -> int:
-            held.files.write(container, offset, data)
-            return crc32c(data)
-
         try:
             if is_new:  # at once: others may write to it as soon as this one waits
                 held.files.create(container)
-            crc = work() if len(data) <= AT_ONCE_BYTES else await held.run(work)
+            if len(data) <= AT_ONCE_BYTES:
+                held.files.write(container, offset, data)
+                crc = crc32c(data)
+            else:
+                crc = await held.writer.write(held.files.to_write(container), offset, data)
             if block is not None and self._large.is_doomed(container):
                 return False  # what was held of its file has left meanwhile, and the file leaves
             is_held = held.index.hold(
@@ -162,6 +166,9 @@ class Writing:
             )  # fmt: skip
         except (EnvironmentProblem, FileProblem) as problem:
             self.failed(problem)
+            return False
+        except OSError as error:
+            self.failed(held.files.cannot_write(error))
             return False
         self.problem = None
         return is_held
