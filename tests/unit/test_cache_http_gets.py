@@ -133,8 +133,8 @@ def test_a_connection_that_was_closed_while_it_was_kept_costs_nothing_but_anothe
         (head(10) + b"123", "closed"),
         (head(4500) + BODY[:1500], "closed"),
         (b"nonsense\r\n\r\n", "not an HTTP/1.1 answer"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "chunks"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "how long"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "how long"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "too long"),
     ],
 )
@@ -222,6 +222,41 @@ def test_silence_has_an_end_and_idle_connections_as_well(monkeypatch: pytest.Mon
             await asyncio.sleep(0.01)
         assert await body(gets) == [b"1234567890"]
         assert server.connections == 3
+
+    run(say, story)
+
+
+def test_an_answer_that_never_ends_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_gets, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(http_gets, "WHOLE_S", 0.1)
+
+    async def say(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(900))
+        while not writer.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.005)
+
+    async def story(server: Server, gets: HttpGets) -> None:
+        with pytest.raises(OriginError, match="too little"):
+            await body(gets)
+
+    run(say, story)
+
+
+def test_a_failure_is_told_whatever_its_answer_is_like_and_costs_no_connection() -> None:
+    async def say(number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 3:
+            writer.write(b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nabc")
+
+    async def story(server: Server, gets: HttpGets) -> None:
+        for _ in range(4):
+            answer, connection = await gets.ask(b"GET /k HTTP/1.1\r\n\r\n")
+            assert answer.status == 404
+            gets.leave(connection)
+            gets.leave(connection)
+        assert server.connections == 2, "only where it is not known where the answer ends"
 
     run(say, story)
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.limits import CLOSED, OPEN, Breaker, Latencies, OriginLimits, Pace, retry_after_s
-from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, open_in_two
+from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, begun, open_in_two
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -127,7 +127,7 @@ class GuardedOrigin:
         info, parts = await self._ask(0, lambda: self._origin.open(key, stop), is_all=False)
         stop = min(stop, info.size_bytes)
         delay_s = self._bytes.delay_s(stop, self._clock.now())
-        return Opened(info, self._followed(key, stop, info.version, parts, delay_s))
+        return Opened(info, await begun(self._followed(key, stop, info.version, parts, delay_s)))
 
     async def _followed(
         self, key: str, stop: int, version: str, first: AsyncGenerator[Part, None], delay_s: float
@@ -136,6 +136,7 @@ class GuardedOrigin:
         start = 0
         try:
             async with aclosing(first) as parts:
+                yield b""
                 if delay_s > 0:
                     await asyncio.sleep(delay_s)
                 async for part in parts:

@@ -7,6 +7,7 @@ falls back on a whole HTTP client. Lives on one event loop.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import cast
@@ -16,6 +17,8 @@ from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
+WHOLE_S = 300.0
+"""Longer one answer is not waited for, however little of it comes at a time."""
 IDLE_S = 30.0
 """What is kept for longer may be gone without a word: there are such networks."""
 IDLE_MAX = 128
@@ -26,7 +29,7 @@ _HEAD_AT_ONCE = 4096
 
 
 class Lost(Exception):
-    """A connection ended before its answer did. `is_begun`: some of that had come."""
+    """A connection ended before its answer did. `is_begun`: some of that had come, or was waited for long."""
 
     def __init__(self, why: str, is_begun: bool) -> None:
         super().__init__(why)
@@ -50,8 +53,12 @@ class Connection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._is_ready = False
         self.answer: ResponseHead | None = None
+        self.length_bytes: int | None = None
+        """Of the body; None: it does not say, and is not taken."""
         self.silent_s = 0.0
         """Nothing has come for so long; whoever looks after connections counts it up."""
+        self.waited_s = 0.0
+        """So long all of the answer has been waited for."""
 
     @property
     def is_usable(self) -> bool:
@@ -66,7 +73,8 @@ class Connection(asyncio.BufferedProtocol):
     async def ask(self, request: bytes) -> ResponseHead:
         """The head of the answer; with a body of one part, once that is there as well. Raises Lost."""
         assert self._transport is not None
-        self.answer, self._head_bytes, self._is_ready, self.silent_s = None, 0, False, 0.0
+        self.answer, self._head_bytes, self._is_ready = None, 0, False
+        self.silent_s = self.waited_s = 0.0
         self._transport.write(request)
         while (answer := self._ready()) is None:
             await self._news()
@@ -75,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
     async def part(self) -> bytearray | None:
         """The next part of the body; None at its end. Raises Lost."""
         while not self._parts:
-            if self.is_done:
+            if self.is_done and self.length_bytes is not None:
                 return None
             await self._news()
         part = self._parts.popleft()
@@ -83,6 +91,21 @@ class Connection(asyncio.BufferedProtocol):
             self._is_paused = False
             self._transport.resume_reading()
         return part
+
+    def waited(self, seconds: float) -> None:
+        """So much longer; it ends if that is too long."""
+        self.silent_s += seconds
+        self.waited_s += seconds
+        if self.silent_s >= SILENCE_S or self.waited_s >= WHOLE_S:
+            is_silent = self.silent_s >= SILENCE_S
+            why = f"was silent for {self.silent_s:.0f} s" if is_silent else "sent too little for too long"
+            self._lost = self._lost or Lost(f"it {why}", True)
+            self._wake()
+            self.end()
+
+    def drop(self) -> None:
+        """What has come and was not taken is not wanted."""
+        self._parts.clear()
 
     def end(self, why: str = "it was given up") -> None:
         """Whoever waits is told why. Never raises."""
@@ -147,12 +170,15 @@ class Connection(asyncio.BufferedProtocol):
         """The head has come, and perhaps some of the body."""
         try:
             answer = parse_response_head(bytes(self._head[:end]))
-            length = answer.content_length if answer.status not in (204, 304) else 0
         except WireError as error:
             self.end(str(error))
             return
+        length = self.length_bytes = _length_of(answer)
         if length is None:
-            self.end("it sent an answer in chunks")
+            # What it says may be enough; where it ends is not known, so nothing can follow.
+            self.answer, self._is_ready = answer, True
+            self._fail("it does not say how long its answer is")
+            self._wake()
             return
         self.answer, self._left_bytes = answer, length
         if length == 0 or length > self._part_bytes:
@@ -187,6 +213,14 @@ class Connection(asyncio.BufferedProtocol):
     def waits(self) -> bool:
         """Whether it is the other side that something is missing of."""
         return not self._is_paused and (self.answer is None or self._left_bytes > 0)
+
+
+def _length_of(answer: ResponseHead) -> int | None:
+    """Of its body; None: it does not say."""
+    try:
+        return answer.content_length if answer.status not in (204, 304) else 0
+    except WireError:
+        return None
 
 
 class HttpGets:
@@ -232,8 +266,12 @@ class HttpGets:
 
     def leave(self, connection: Connection) -> None:
         """Nothing is wanted any more of its answer."""
+        if connection not in self._busy:
+            return  # it was left before
         self._busy.discard(connection)
         answer = connection.answer
+        if not connection.waits:
+            connection.drop()
         is_kept = connection.is_done and connection.is_usable and answer is not None and not answer.closes
         if is_kept and len(self._idle) < IDLE_MAX:
             connection.silent_s = 0.0
@@ -258,24 +296,33 @@ class HttpGets:
         return None
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
+        loop, why = asyncio.get_running_loop(), "its name has no address"
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._part_bytes), self._host, self._port
-                )
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                addresses = list(dict.fromkeys(str(address[4][0]) for address in found))
+                for host in addresses:
+                    try:
+                        async with asyncio.timeout(CONNECT_S / len(addresses)):
+                            _, connection = await loop.create_connection(
+                                lambda: Connection(self._part_bytes), host, self._port
+                            )
+                        return connection
+                    except TimeoutError:
+                        why = f"{host} does not answer"
+                    except OSError as error:
+                        why = error.strerror or str(error)
         except TimeoutError:
-            raise OriginError(f"{self._url}: no connection within {CONNECT_S:.0f} s") from None
+            why = f"none within {CONNECT_S:.0f} s"
         except OSError as error:
-            raise OriginError(f"{self._url}: no connection: {error.strerror or error}") from None
-        return connection
+            why = error.strerror or str(error)
+        raise OriginError(f"{self._url}: no connection: {why}")
 
     def _look(self) -> None:
         """End what has been silent for long: one timer for all costs less than one for each request."""
         for connection in self._busy:
-            connection.silent_s += _LOOK_EVERY_S if connection.waits else 0.0
-            if connection.silent_s >= SILENCE_S:
-                connection.end(f"it was silent for {SILENCE_S:.0f} s")
+            if connection.waits:
+                connection.waited(_LOOK_EVERY_S)
         for connection in self._idle:
             connection.silent_s += _LOOK_EVERY_S
             if connection.silent_s >= IDLE_S:

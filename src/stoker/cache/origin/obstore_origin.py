@@ -12,6 +12,7 @@ from stoker.cache.origin.port import (
     Opened,
     OriginCounters,
     Part,
+    begun,
     changed,
     check_length,
     not_found,
@@ -41,6 +42,11 @@ _FIELDS = {
     "secret_access_key": ("secret_access_key", ("AWS_SECRET_ACCESS_KEY",)),
     "session_token": ("session_token", ("AWS_SESSION_TOKEN",)),
 }
+
+_MORE_THAN_PLAIN = (
+    *("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"),
+    *("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_S3_EXPRESS", "AWS_REQUEST_PAYER"),
+)
 
 
 def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> ObstoreOrigin:
@@ -72,16 +78,19 @@ def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) 
         store = store_module.S3Store(
             bucket, config=config, client_options=options, retry_config=_retry(retry)
         )
-        direct = _direct(url, bucket, config)
+        direct = _direct(url, bucket, config, environment)
     except Exception as error:
         raise ConfigError(f"cannot open {url}: {error}") from error
     return ObstoreOrigin(url, store, prefix, direct)
 
 
-def _direct(url: str, bucket: str, config: Mapping[str, Any]) -> DirectReads | None:
-    """Raises ValueError for an endpoint that is none."""
+def _direct(
+    url: str, bucket: str, config: Mapping[str, Any], environment: Mapping[str, str]
+) -> DirectReads | None:
+    """None where what obstore reads from the environment asks for more than plain requests. Raises ValueError for an
+    endpoint that is none."""
     endpoint = config.get("endpoint", "")
-    if not DirectReads.can_reach(endpoint):
+    if not DirectReads.can_reach(endpoint) or any(environment.get(name) for name in _MORE_THAN_PLAIN):
         return None
     credentials = None
     if "access_key_id" in config and "secret_access_key" in config:
@@ -132,7 +141,7 @@ class ObstoreOrigin:
         """Must be taken within the store's time limit for one request; what comes later is an OriginError."""
         found = await self._ask(key, start, stop, version)
         if found is not None:
-            async with aclosing(self._counted(found)) as parts:
+            async with aclosing(await begun(self._counted(key, found))) as parts:
                 async for part in parts:
                     yield part
             return
@@ -144,7 +153,8 @@ class ObstoreOrigin:
     async def open(self, key: str, stop: int) -> Opened:
         found = await self._ask(key, 0, stop)
         if found is not None:
-            return Opened(ObjectInfo(key, found.size_bytes, found.version), self._counted(found))
+            info = ObjectInfo(key, found.size_bytes, found.version)
+            return Opened(info, await begun(self._counted(key, found)))
         self.counters.requests += 1
         try:
             answer = await self._api.get_async(self._store, self._path(key), options={"range": (0, stop)})
@@ -181,12 +191,29 @@ class ObstoreOrigin:
             raise
         return found
 
-    async def _counted(self, found: Found) -> AsyncGenerator[Part, None]:
+    async def _counted(self, key: str, found: Found) -> AsyncGenerator[Part, None]:
+        """What is found, and after a failure what is missing of it, which obstore tries for several times."""
         assert self._direct is not None
-        async with aclosing(self._direct.parts(found)) as parts:
-            async for part in parts:
-                self.counters.bytes_read += len(part)
-                yield part
+        start = found.start
+        try:
+            yield b""
+        except BaseException:
+            self._direct.leave(found)
+            raise
+        try:
+            async with aclosing(self._direct.parts(found)) as parts:
+                async for part in parts:
+                    self.counters.bytes_read += len(part)
+                    start += len(part)
+                    yield part
+            return
+        except OriginError:
+            if start == found.stop:
+                raise  # nothing is missing that could be asked for again
+        answer = await self._get(key, start, found.stop, found.version)
+        async with aclosing(self._exactly(key, start, found.stop, answer)) as rest:
+            async for more in rest:
+                yield more
 
     async def _exactly(self, key: str, start: int, stop: int, answer: Any) -> AsyncGenerator[Part, None]:
         left_bytes = stop - start

@@ -81,6 +81,13 @@ class Origin(Protocol):
         ...
 
 
+async def begun(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:
+    """Parts of which the first is nothing, which is taken here: a generator that nobody has begun with does not give up
+    what it was given when it is closed."""
+    await anext(parts)
+    return parts
+
+
 async def open_in_two(origin: Origin, key: str, stop: int) -> Opened:
     """`Origin.open` where one request cannot tell a version and bring bytes."""
     info = await origin.stat(key)

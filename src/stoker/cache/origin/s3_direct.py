@@ -14,8 +14,7 @@ from stoker.cache.origin.s3_signing import Credentials, Signer, is_plain
 from stoker.errors import OriginError
 from stoker.wire.http import ResponseHead
 
-_FAILED = frozenset((429, 500, 502, 503, 504))
-_LATER = "the origin does not answer now"
+_DIGITS_MAX = 18
 
 
 class Found(NamedTuple):
@@ -64,14 +63,19 @@ class DirectReads:
 
     async def get(self, path: str, start: int, stop: int, version: str = "") -> Found | None:
         """Bytes `[start, stop)` of an object, or what there is of them; of that version, if one is said. None: it is
-        answered in a way that is for a whole client. Raises OriginError."""
+        answered in a way that is for a whole client, or not at all: that has the patience to ask again."""
+        if not _is_plain_text(version):
+            return None
         fields = f"range: bytes={start}-{stop - 1}\r\n" + (f"if-match: {version}\r\n" if version else "")
-        head, connection = await self._gets.ask(self._signer.get(self._below + path, fields, self._time()))
+        try:
+            head, connection = await self._gets.ask(
+                self._signer.get(self._below + path, fields, self._time())
+            )
+        except OriginError:
+            return None
         found = _found(head, connection)
         if found is None or found.status != 206:
             self._gets.leave(connection)
-        if found is None and head.status in _FAILED:
-            raise OriginError(f"{self._url}: {path!r}: {_LATER} (status {head.status})")
         return found
 
     def parts(self, found: Found) -> AsyncGenerator[bytearray, None]:
@@ -98,12 +102,18 @@ def _found(head: ResponseHead, connection: Connection) -> Found | None:
     if head.status in (404, 412, 416):
         return Found(head.status, connection)
     fields = head.headers
-    if head.status != 206 or "content-encoding" in fields or "etag" not in fields:
+    version = fields.get("etag", "")
+    if head.status != 206 or "content-encoding" in fields or not version or not _is_plain_text(version):
         return None
     unit, _, rest = fields.get("content-range", "").partition(" ")
     span, _, size = rest.partition("/")
     first, _, last = span.partition("-")
-    if unit != "bytes" or not (first.isdecimal() and last.isdecimal() and size.isdecimal()):
+    if unit != "bytes" or not all(n.isdecimal() and len(n) <= _DIGITS_MAX for n in (first, last, size)):
         return None
-    found = Found(206, connection, fields["etag"], int(first), int(last) + 1, int(size))
-    return found if head.content_length == found.stop - found.start else None
+    found = Found(206, connection, version, int(first), int(last) + 1, int(size))
+    return found if connection.length_bytes == found.stop - found.start else None
+
+
+def _is_plain_text(text: str) -> bool:
+    """Whether it can be said in a header line as it is."""
+    return text.isascii() and (text.isprintable() or not text)

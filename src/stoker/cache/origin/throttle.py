@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from stoker.base.clock import Clock, SystemClock
-from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part
+from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, begun
 from stoker.wire.cache_api import ObjectInfo
 
 _BURST_S = 0.02
@@ -45,18 +45,21 @@ class ThrottledOrigin:
     async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[Part, None]:
         """In parts as small as they would come over a slow line, each when its bytes would be there."""
         await self._wait(0)
-        async with aclosing(self._paced(self._origin.stream(key, start, stop, version))) as parts:
+        async with aclosing(
+            await begun(self._paced(self._origin.stream(key, start, stop, version)))
+        ) as parts:
             async for part in parts:
                 yield part
 
     async def open(self, key: str, stop: int) -> Opened:
         await self._wait(0)
         opened = await self._origin.open(key, stop)
-        return Opened(opened.info, self._paced(opened.parts))
+        return Opened(opened.info, await begun(self._paced(opened.parts)))
 
     async def _paced(self, stream: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:
         rate = self._bytes_per_s
         async with aclosing(stream) as parts:
+            yield b""
             async for part in parts:
                 if rate is None:
                     yield part

@@ -60,7 +60,8 @@ class Landing:
     def stored(self, files: Files, piece: Piece) -> None:
         """Readers find it in the store from now on, where `piece` was found in the same turn of the loop; those that
         are being sent it are sent the rest from there."""
-        self.inflow.keep(files, piece.container, piece.offset)
+        if not self.inflow.keep(files, piece.container, piece.offset):
+            return  # the file cannot be opened now: they go on from memory
         self.is_stored = True
         self.wake()
 

@@ -165,13 +165,16 @@ class Orders:
         self._readers[name] = made
         if reader is not None:
             self._forget_catalog(reader)
+        self._streams = {other: one for other, one in self._streams.items() if other != name}
         if made.is_fetched_ahead:
-            self._streams = {**self._streams, name: stream}
+            self._streams[name] = stream
         if made.is_here:
             held = self._engine.store.holdings
             coming = held.coming.get(bucket.number) or ComingReads()
             coming.put(name, stream)
             held.set_coming(held.lots[bucket.number], coming)
+        elif reader is not None:
+            self._forget_coming(reader)
         self._set_reach(made)
         return made
 
@@ -184,7 +187,8 @@ class Orders:
             reader.stream.reach = None
 
     def _hand_on(self, reader: Reader) -> None:
-        if not reader.placed:
+        is_known = self._readers.get(reader.name) is reader  # it may have been withdrawn meanwhile
+        if is_known and not reader.placed:
             catalog = self._catalogs[reader.bucket.number, reader.catalog]
             self._handing_on.follow(reader, catalog)
 
@@ -257,14 +261,17 @@ class Orders:
     def _remove(self, reader: Reader) -> None:
         del self._readers[reader.name]
         self._streams = {name: stream for name, stream in self._streams.items() if name != reader.name}
+        self._forget_coming(reader)
+        self._handing_on.end(reader.name)
+        self._forget_catalog(reader)
+
+    def _forget_coming(self, reader: Reader) -> None:
         held, number = self._engine.store.holdings, reader.bucket.number
         coming = held.coming.get(number)
-        if coming is not None and reader.is_here:
+        if coming is not None:
             coming.remove(reader.name)
             if not coming:
                 held.set_coming(held.lots[number], None)
-        self._handing_on.end(reader.name)
-        self._forget_catalog(reader)
 
     def _forget_catalog(self, reader: Reader) -> None:
         """If it was the last that used it."""

@@ -26,7 +26,11 @@ class BlockWriter:
         """
         loop = asyncio.get_running_loop()
         if self._writer is None:
-            self._writer = Writer()
+            try:
+                self._writer = Writer()
+            except RuntimeError as error:  # no more threads, or no more descriptors
+                os.close(fd)
+                raise OSError(str(error)) from error
         if not self._waiting:
             loop.add_reader(self._writer.fileno(), self._take)
         number = next(self._numbers)
