@@ -94,7 +94,7 @@ def test_a_cache_is_told_of_two_epochs_and_how_far_they_are_read(
 
 
 @pytest.mark.parametrize("is_forgotten", [True, False])
-def test_a_cache_that_was_away_is_told_from_the_epoch_under_way_on(
+def test_a_cache_that_was_away_is_told_what_it_has_forgotten(
     announcer: Announcer, monkeypatch: pytest.MonkeyPatch, is_forgotten: bool
 ) -> None:
     cache = Cache()
@@ -106,9 +106,14 @@ def test_a_cache_that_was_away_is_told_from_the_epoch_under_way_on(
     if is_forgotten:
         cache = Cache()
         monkeypatch.setattr(orders, "announce", cache.announce)
+    before = cache.messages
     told(announcer, None)
-    assert cache.reads == order(1) + order(2)
-    assert cache.cursor == 32
+    if is_forgotten:
+        assert cache.reads == order(1) + order(2), "from the epoch under way on"
+        assert cache.cursor == 32
+    else:
+        assert cache.reads == order(0) + order(1) + order(2)
+        assert (cache.cursor, cache.messages - before) == (RECORDS + 32, 2)
 
 
 def test_a_cache_without_room_for_more_is_not_told_all_the_time(

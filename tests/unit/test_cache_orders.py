@@ -81,7 +81,21 @@ def test_who_has_announced_its_part_of_objects_or_streams_is_told_what_to_do(tmp
         await orders.announce(bucket, Announcement("e"), MINE)
         with pytest.raises(ConfigError, match="more than 3 streams are announced by token-1"):
             await orders.announce(bucket, Announcement("f"), MINE)
-        orders.withdraw(bucket, "a")
+        assert orders.withdraw(bucket, "a", OTHERS) == Announced(0, 0), "it is another tenant's"
+        orders.withdraw(bucket, "a", MINE)
         assert await orders.announce(bucket, said("f", 1, keys=20), MINE) == Announced(20, 1)
+
+    told(tmp_path, story)
+
+
+def test_what_tenants_call_the_same_is_not_the_same(tmp_path: Path) -> None:
+    async def story(orders: Orders, bucket: Bucket) -> None:
+        await orders.announce(bucket, Announcement("s", 2**53 - 1, catalog="c", keys=["x"]), OTHERS)
+        mine = Announcement("s", 1, catalog="c", keys=["a", "b"], reads=b"\1\0\0\0")
+        assert await orders.announce(bucket, mine, MINE) == Announced(2, 1, 1)
+        assert len(orders.status(bucket, MINE).streams) == 1
+        assert len(orders.status(bucket).streams) == 2
+        orders.withdraw(bucket, "s", OTHERS)
+        assert await orders.announce(bucket, Announcement("s", 1, catalog="c"), MINE) == Announced(2, 1, 1)
 
     told(tmp_path, story)

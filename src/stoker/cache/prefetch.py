@@ -51,7 +51,8 @@ class Prefetch:
         """Of the stream whose next read is due first; None if all have looked as far ahead as they may."""
         self._ahead = {name: ahead for name, ahead in self._ahead.items() if name in streams}
         best: tuple[float, str, int] | None = None
-        window = self.window_reads(len(streams))
+        # Those of which nothing is to come take nothing of the window.
+        window = self.window_reads(sum(stream.asked < stream.stop for stream in streams.values()))
         for name, stream in streams.items():
             ahead = self._ahead.get(name)
             if ahead is None or ahead.plan != stream.plan:

@@ -17,7 +17,7 @@ from stoker.cache.client.fleet import FleetClient
 from stoker.data.coming_reads import ComingRecords
 from stoker.data.formats.port import Reads, Records
 from stoker.data.loader_plan import Pass, groups_for
-from stoker.errors import CacheUnavailable, StokerError
+from stoker.errors import CacheUnavailable, ConfigError, StokerError
 from stoker.settings import worker_settings
 from stoker.wire.cache_orders import Announced, Announcement
 
@@ -33,6 +33,7 @@ EVERY_S = 0.02
 RENEWED_S = 10.0
 LEASE_S = 60.0
 RETRY_S = 5.0
+REFUSED_S = 60.0
 WHOLE_BYTES_MAX = 1024 * 1024
 """Objects that are larger may be of several blocks, of which a fleet has to know who owns them."""
 
@@ -104,10 +105,11 @@ class Announcer:
         with self._lock:
             if self._coming is None:
                 return known, False
+            asks_first = known is None and self.told is not None
             if known is not None and known.plan > self._plan:
                 self._plan = known.plan + 1
             start = known.stop if known is not None and known.plan == self._plan else 0
-            if start < self._coming.start:
+            if start < self._coming.start and not asks_first:
                 self._begin_anew()
                 start = 0
             coming, plan, cursor = self._coming, self._plan, self._cursor
@@ -116,10 +118,13 @@ class Announcer:
             stop = min(coming.stop, cursor + READS_AHEAD_MAX)
             if time.monotonic() < self._refused_until:
                 stop = min(stop, start)
-            said = self._message(coming, start, stop, known)
+            # Where it could not be reached meanwhile, it says itself what it has not forgotten.
+            said = self._message(coming, start, 0 if asks_first else stop, known)
         if said is None:
             return known, False
         told = self.told = orders.announce(self._client, self._bucket, said)
+        if asks_first:
+            return told, True
         is_all = told.plan == plan and told.stop >= stop
         if said.reads and told.stop <= start:
             self._refused_until = time.monotonic() + RETRY_S  # it has no room for more
@@ -194,11 +199,17 @@ def _has_large(records: Records) -> bool:
 def _run(ref: weakref.ref[Announcer], news: threading.Event) -> None:
     """The announcer's thread, which does not keep it alive."""
     known: Announced | None = None
-    has_more, wait_s = False, RENEWED_S
+    has_more, wait_s, rests_until, is_refused = False, RENEWED_S, 0.0, False
     while True:
         if not has_more:
             news.wait(wait_s)
             news.clear()
+        while (rest_s := rests_until - time.monotonic()) > 0:
+            time.sleep(min(rest_s, EVERY_S * 10))
+            waiting = ref()
+            if waiting is None or waiting.is_closed:
+                break
+            del waiting
         announcer = ref()
         if announcer is None:
             return
@@ -209,7 +220,19 @@ def _run(ref: weakref.ref[Announcer], news: threading.Event) -> None:
             known, has_more = announcer.step(known)
             wait_s = RENEWED_S
         except CacheUnavailable:
-            known, has_more, wait_s = None, False, RETRY_S
+            if announcer.is_closed:
+                return
+            known, has_more, wait_s, rests_until = None, True, RENEWED_S, time.monotonic() + RETRY_S
+        except ConfigError as error:
+            if announcer.is_closed:
+                return
+            # Others have announced all that it takes, and come to their end.
+            if not is_refused:
+                log.warning(
+                    "the cache is not told of the reads to come now, which costs only speed: %s", error
+                )
+            is_refused = True
+            known, has_more, wait_s, rests_until = None, True, RENEWED_S, time.monotonic() + REFUSED_S
         except StokerError as error:
             log.warning("the cache is not told of the reads to come, which costs only speed: %s", error)
             return

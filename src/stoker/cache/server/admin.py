@@ -250,12 +250,16 @@ class Admin:
 
     async def _order(self, request: Request, name: str, query: dict[str, str]) -> Announced | OrdersStatus:
         bucket = self._engine.bucket(_readable(request, name))
-        if request.method == "GET":
-            return self._orders.status(bucket)
-        if request.method == "DELETE":
-            return self._orders.withdraw(bucket, query.get("stream", ""), is_owned="owned" in query)
-        said = msgspec.msgpack.decode(request.body, type=Announcement)
         token = None if request.principal.is_unrestricted else request.principal.name
+        if request.method == "GET":
+            return self._orders.status(bucket, token)
+        if request.method == "DELETE":
+            if "owned" in query:
+                _needs_all(request)
+            return self._orders.withdraw(bucket, query.get("stream", ""), token, is_owned="owned" in query)
+        said = msgspec.msgpack.decode(request.body, type=Announcement)
+        if said.placed:
+            _needs_all(request)
         return await self._orders.announce(bucket, said, token)
 
     async def _evict(self, request: Request, name: str, prefix: str) -> Evicted:

@@ -104,6 +104,11 @@ class Reader:
                 yield ToRead(position, catalog.key(number), first, last, bool(self.placed))
 
 
+def label_of(name: str, token: str | None) -> str:
+    """What a stream or a catalog is called among those of all tokens."""
+    return name if token is None else f"{token}:{name}"
+
+
 def name_of(bucket: Bucket, stream: str, *, is_owned: bool) -> str:
     """By which a server tells streams apart."""
     return f"{bucket.number}{'=' if is_owned else '/'}{stream}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from stoker.cache.catalog import Catalog
 from stoker.cache.maglev import Member, Placement
@@ -25,14 +27,16 @@ from stoker.errors import CacheUnavailable, StokerError
 from stoker.wire.cache_orders import Announced, Announcement
 
 log = logging.getLogger("stoker.cache")
-CHUNK = 16_384
+CHUNK = 4096
 """Keys in one message, and those that are placed at a time."""
 EVERY_S = 0.02
 CURSOR_EVERY_S = 0.1
 """So often owners that fetch ahead are told how far the reader is, in a small fleet."""
 CURSOR_EVERY_S_MAX = 1.0
-"""And the others."""
+"""And the others; all of them where there is much to tell."""
 MEMBERS_FEW = 8
+PAIRS_A_SECOND = 2000
+"""So many streams are told of to one owner each in a second, at most."""
 RETRY_S = 5.0
 REFUSED_S = 30.0
 COPIES_MAX = 4
@@ -62,6 +66,14 @@ class _Handed:
     sharing: Sharing | None = None
     told: dict[str, _Told] = field(default_factory=dict)
     divided: dict[tuple[int, int], dict[str, Share]] = field(default_factory=dict)
+    dividing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def take_back(self, start: int) -> None:
+        """What is read from there on is said anew."""
+        self.divided = {}
+        for told in self.told.values():
+            if told.known.stop > start:
+                told.known = replace(told.known, stop=start)
 
 
 class HandingOn:
@@ -80,30 +92,33 @@ class HandingOn:
         self._now = now
         self._handed: dict[str, _Handed] = {}
         self._placements: dict[tuple[Member, ...], Placement] = {}
+        self._sharings: WeakValueDictionary[tuple[int, str], Sharing] = WeakValueDictionary()
+        """By catalog and placement: streams that share a catalog share it."""
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    def follow(self, reader: Reader, catalog: Catalog) -> None:
-        """There is news of a stream that was announced to this server."""
+    def follow(self, reader: Reader, catalog: Catalog, taken_back_to: int | None = None) -> None:
+        """There is news of a stream that was announced to this server; `taken_back_to`: what had been said of what is
+        read from there on is no more true."""
         handed = self._handed.get(reader.name)
         if handed is None or handed.reader is not reader:
             # What the owners know of the plan before is replaced by what they are told of the new one.
             handed = self._handed[reader.name] = _Handed(reader, catalog)
         handed.catalog = catalog
         handed.news += 1
+        if taken_back_to is not None:
+            handed.take_back(taken_back_to)
         self._news.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def end(self, name: str) -> None:
-        """A stream goes on no more."""
+    def end(self, name: str, *, is_withdrawn: bool) -> None:
+        """A stream goes on no more. One that is not heard of any more may be heard of at another server: the owners
+        find out by themselves."""
         handed = self._handed.pop(name, None)
-        if handed is None or not handed.told:
-            return
-        ending = asyncio.get_running_loop().create_task(self._end(handed))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        if handed is not None and is_withdrawn and handed.told:
+            self._withdraw_soon(handed.reader, list(handed.told))
 
     def fetched(self, name: str) -> tuple[int, int]:
         """What the owners have fetched ahead of a stream: reads, and bytes."""
@@ -130,6 +145,8 @@ class HandingOn:
             self._news.clear()
             has_more = False
             for handed in list(self._handed.values()):
+                if not self._is_current(handed):
+                    continue
                 try:
                     has_more |= await self._hand_on(handed)
                 except Exception:
@@ -146,14 +163,28 @@ class HandingOn:
         sharing = await self._place(handed)
         if len(sharing) < len(handed.catalog):
             stop = min(len(handed.catalog), len(sharing) + CHUNK)
-            keys = [handed.catalog.key(number) for number in range(len(sharing), stop)]
-            await self._engine.store.holdings.run(sharing.learn, keys)
+            await self._engine.store.holdings.run(_learn, sharing, handed.catalog, stop)
             if stop < len(handed.catalog):
                 return True
         down = fleet.view.down()
-        names = [name for name in sharing.members if name not in down]
+        names = [name for name in sharing.members if name not in down and self._is_due(handed, sharing, name)]
         told = await asyncio.gather(*(self._tell(handed, sharing, name) for name in names))
         return any(told)
+
+    def _is_current(self, handed: _Handed) -> bool:
+        return self._handed.get(handed.reader.name) is handed
+
+    def _is_due(self, handed: _Handed, sharing: Sharing, name: str) -> bool:
+        """Whether there is anything to tell an owner now."""
+        told, now, fleet = handed.told[name], self._now(), self._engine.fleet
+        if now < told.not_before or (name != fleet.me.name and fleet.url(name) is None):
+            return False
+        if told.known.keys < len(sharing.catalog(name)) or told.known.stop < handed.reader.stream.stop:
+            return True
+        few = len(sharing.members) <= MEMBERS_FEW
+        every_s = CURSOR_EVERY_S if few and handed.reader.at_owners else CURSOR_EVERY_S_MAX
+        every_s = max(every_s, len(self._handed) * len(sharing.members) / PAIRS_A_SECOND)
+        return told.news < handed.news and now >= told.sent_at + every_s
 
     async def _place(self, handed: _Handed) -> Sharing:
         """Who owns what now. Where that is another than before, all is told anew."""
@@ -165,19 +196,23 @@ class HandingOn:
         if handed.sharing is None or handed.placed != placed:
             if members not in self._placements:
                 self._placements = {members: await self._engine.store.holdings.run(Placement, members)}
-            size = self._engine.block_size_bytes
-            handed.sharing = Sharing(self._placements[members], bucket.name, copies, size, by_block=by_block)
+            which = id(handed.catalog), placed
+            sharing = self._sharings.get(which)
+            if sharing is None:
+                size = self._engine.block_size_bytes
+                sharing = Sharing(self._placements[members], bucket.name, copies, size, by_block=by_block)
+                self._sharings[which] = sharing
+            handed.sharing = sharing
             handed.placed, handed.divided = placed, {}
             handed.told = {name: _Told() for name in handed.sharing.members}
         return handed.sharing
 
     async def _tell(self, handed: _Handed, sharing: Sharing, name: str) -> bool:
+        """Whether there is more to tell an owner, after the next thing was."""
         told, fleet, now = handed.told[name], self._engine.fleet, self._now()
-        url = fleet.url(name)
-        if now < told.not_before or (url is None and name != fleet.me.name):
-            return False
         said = await self._message(handed, sharing, name)
-        if said is None:
+        url = fleet.url(name)
+        if not self._is_current(handed) or (url is None and name != fleet.me.name):
             return False
         news, bucket = handed.news, handed.reader.bucket
         before = told.known
@@ -195,14 +230,20 @@ class HandingOn:
             log.info("%s takes no announcements: %s", name, error)
             told.not_before = now + REFUSED_S
             return False
+        if handed.reader.name not in self._handed:
+            self._withdraw_soon(handed.reader, [name])  # it ended while the owner was told of it
+            return False
         told.news, told.sent_at = news, now
+        if told.known.plan > said.plan:
+            told.not_before = now + REFUSED_S  # another server tells it of a newer one
+            return False
         if said.count and told.known.stop <= before.stop:
             told.not_before = now + RETRY_S  # it has no room for more
             return False
         return told.known.keys < len(sharing.catalog(name)) or told.known.stop < handed.reader.stream.stop
 
-    async def _message(self, handed: _Handed, sharing: Sharing, name: str) -> Announcement | None:
-        """The next thing to tell an owner, if it is time to."""
+    async def _message(self, handed: _Handed, sharing: Sharing, name: str) -> Announcement:
+        """The next thing to tell an owner."""
         reader, told = handed.reader, handed.told[name]
         stream, known = reader.stream, told.known
         common: dict[str, Any] = {
@@ -213,7 +254,8 @@ class HandingOn:
         }  # fmt: skip
         catalog = sharing.catalog(name)
         if known.keys < len(catalog):
-            keys = [handed.catalog.key(int(number)) for number in catalog[known.keys : known.keys + CHUNK]]
+            numbers = catalog[known.keys : known.keys + CHUNK]
+            keys = await self._engine.store.holdings.run(_keys, handed.catalog, numbers)
             return Announcement(first_key=known.keys, keys=keys, **common)
         if known.stop < stream.stop:
             part = next((part for part in reader.parts if part.stop > known.stop), None)
@@ -225,27 +267,30 @@ class HandingOn:
                 part = part.between(known.stop, part.stop)
                 share = (await self._divide(handed, sharing, part)).get(name)
                 return Announcement(**_reads(part, share), **common)
-        few = len(sharing.members) <= MEMBERS_FEW
-        every_s = CURSOR_EVERY_S if few and reader.at_owners else CURSOR_EVERY_S_MAX
-        is_time = told.news < handed.news and self._now() >= told.sent_at + every_s
-        return Announcement(**common) if is_time else None
+        return Announcement(**common)
 
     async def _divide(self, handed: _Handed, sharing: Sharing, part: Part) -> dict[str, Share]:
         which = (part.start, part.stop)
-        found = handed.divided.get(which)
-        if found is None:
-            found = await self._engine.store.holdings.run(
-                sharing.divide, part.numbers, part.spans, handed.catalog.key
-            )
-            handed.divided[which] = found
-            while len(handed.divided) > _DIVISIONS_KEPT:
-                handed.divided.pop(next(iter(handed.divided)))
+        async with handed.dividing:
+            found = handed.divided.get(which)
+            if found is None:
+                found = await self._engine.store.holdings.run(
+                    sharing.divide, part.numbers, part.spans, handed.catalog.key
+                )
+                handed.divided[which] = found
+                while len(handed.divided) > _DIVISIONS_KEPT:
+                    handed.divided.pop(next(iter(handed.divided)))
         return found
 
-    async def _end(self, handed: _Handed) -> None:
+    def _withdraw_soon(self, reader: Reader, names: list[str]) -> None:
+        ending = asyncio.get_running_loop().create_task(self._withdraw_at(reader, names))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _withdraw_at(self, reader: Reader, names: list[str]) -> None:
         """Whoever cannot be told now forgets it by itself."""
-        reader, fleet = handed.reader, self._engine.fleet
-        for name in handed.told:
+        fleet = self._engine.fleet
+        for name in names:
             url = fleet.url(name)
             if name == fleet.me.name:
                 self._withdraw(reader.bucket, reader.label, is_owned=True)
@@ -254,6 +299,15 @@ class HandingOn:
                     await fleet.peers.withdraw(url, reader.bucket.name, reader.label)
                 except StokerError as error:
                     log.debug("%s keeps an order until its lease has ended: %s", name, error)
+
+
+def _learn(sharing: Sharing, catalog: Catalog, stop: int) -> None:
+    """In a thread: to find names and to place them takes a while."""
+    sharing.learn(_keys(catalog, range(len(sharing), stop)))
+
+
+def _keys(catalog: Catalog, numbers: Iterable[int]) -> list[str]:
+    return [catalog.key(int(number)) for number in numbers]
 
 
 def _reads(part: Part, share: Share | None) -> dict[str, Any]:

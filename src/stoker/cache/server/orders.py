@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.cache.catalog import Catalog
 from stoker.cache.coming import ComingReads, Stream
-from stoker.cache.server.announced import Part, Reader, blocks_touched, items_at, name_of, part_of
+from stoker.cache.server.announced import Part, Reader, blocks_touched, items_at, label_of, name_of, part_of
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.handing_on import HandingOn
@@ -84,6 +84,7 @@ class Orders:
                 return self._told(reader)
             reader.until = self._now() + said.lease_s
             catalog = self._catalogs.setdefault((bucket.number, reader.catalog), Catalog())
+            before = reader.stream.stop
             await self._take_keys(bucket, catalog, said, token)
             if (
                 part is not None
@@ -92,21 +93,24 @@ class Orders:
             ):
                 await self._take_reads(reader, catalog, part)
             reader.advance(said.cursor, said.asked, self._now())
-        self._hand_on(reader)
-        self.prefetching.wake()
+        is_taken_back = part is not None and part.start < before
+        self._hand_on(reader, said.start if is_taken_back else None)
+        self.prefetching.wake_soon()
         return self._told(reader)
 
-    def withdraw(self, bucket: Bucket, stream: str, *, is_owned: bool = False) -> Announced:
+    def withdraw(
+        self, bucket: Bucket, stream: str, token: str | None = None, *, is_owned: bool = False
+    ) -> Announced:
         """A stream goes on no more; `is_owned`: it is what another server has handed on of it."""
-        reader = self._readers.get(name_of(bucket, stream, is_owned=is_owned))
+        reader = self._readers.get(name_of(bucket, label_of(stream, token), is_owned=is_owned))
         if reader is None:
             return Announced(0, 0)
         said = self._told(reader)
-        self._remove(reader)
+        self._remove(reader, is_withdrawn=True)
         return said
 
-    def status(self, bucket: Bucket) -> OrdersStatus:
-        """All streams of a bucket."""
+    def status(self, bucket: Bucket, token: str | None = None) -> OrdersStatus:
+        """All streams of a bucket; with a token, its own."""
         return OrdersStatus(
             [
                 StreamStatus(
@@ -115,7 +119,7 @@ class Orders:
                     self.prefetching.core.ahead(name, reader.stream),
                 )
                 for name, reader in self._readers.items()
-                if reader.bucket is bucket
+                if reader.bucket is bucket and token in (None, reader.token)
             ]
         )  # fmt: skip
 
@@ -145,7 +149,8 @@ class Orders:
 
     def _reader(self, bucket: Bucket, said: Announcement, token: str | None) -> Reader:
         """The stream's, begun anew where the plan is a new one, or what is handed on is placed anew."""
-        name = name_of(bucket, said.stream, is_owned=bool(said.placed))
+        label = label_of(said.stream, token)
+        name = name_of(bucket, label, is_owned=bool(said.placed))
         reader = self._readers.get(name)
         if reader is not None:
             is_same = reader.stream.plan == said.plan and reader.placed == said.placed
@@ -155,9 +160,10 @@ class Orders:
             self._check_room("streams", 1, self._allowance.streams, len, token)
         read_s = said.read_s or (1e-3 if reader is None else reader.stream.read_s)
         stream = Stream(said.group or name, said.plan, read_s=read_s, now=self._now())
-        catalog = f"{said.placed}{said.catalog or f'/{said.stream}'}"
+        # What tokens of different tenants call the same is not the same.
+        catalog = f"{said.placed}{label_of(said.catalog, token) if said.catalog else f'/{label}'}"
         made = Reader(
-            name, said.stream, bucket, stream, catalog, self._now() + said.lease_s, said.lease_s, said.at_owners,
+            name, label, bucket, stream, catalog, self._now() + said.lease_s, said.lease_s, said.at_owners,
             said.placed, token,
         )  # fmt: skip
         if reader is not None:
@@ -186,11 +192,11 @@ class Orders:
         else:
             reader.stream.reach = None
 
-    def _hand_on(self, reader: Reader) -> None:
+    def _hand_on(self, reader: Reader, taken_back_to: int | None) -> None:
         is_known = self._readers.get(reader.name) is reader  # it may have been withdrawn meanwhile
         if is_known and not reader.placed:
             catalog = self._catalogs[reader.bucket.number, reader.catalog]
-            self._handing_on.follow(reader, catalog)
+            self._handing_on.follow(reader, catalog, taken_back_to)
 
     def _check_room(
         self, what: str, more: int, most: int, count: Callable[[list[Reader]], int], token: str | None
@@ -258,11 +264,11 @@ class Orders:
         reads, size_bytes = self._handing_on.fetched(reader.name) if reader.at_owners else (0, 0)
         return reader.prefetched + reads, reader.prefetched_bytes + size_bytes
 
-    def _remove(self, reader: Reader) -> None:
+    def _remove(self, reader: Reader, *, is_withdrawn: bool = False) -> None:
         del self._readers[reader.name]
         self._streams = {name: stream for name, stream in self._streams.items() if name != reader.name}
         self._forget_coming(reader)
-        self._handing_on.end(reader.name)
+        self._handing_on.end(reader.name, is_withdrawn=is_withdrawn)
         self._forget_catalog(reader)
 
     def _forget_coming(self, reader: Reader) -> None:

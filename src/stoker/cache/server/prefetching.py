@@ -25,6 +25,8 @@ BLOCKS_AT_ONCE = 4
 """Of one read."""
 BLOCKS_MIN = 2
 """So many blocks of a read are fetched wherever it is in the window."""
+_WAKE_S = 0.002
+_LOOK_SHARE = 0.05
 LOOKS_MAX = 4
 """In one turn of the loop."""
 
@@ -65,9 +67,25 @@ class Prefetching:
         self._queue: deque[tuple[str, int, ToRead]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._waking: asyncio.TimerHandle | None = None
+        self._look_s = 0.0
+
+    def wake_soon(self) -> None:
+        """There is news. However often there is, looking at it takes no more than a part of the time."""
+        if self._waking is None and not self._is_closed:
+            loop = asyncio.get_running_loop()
+            delay_s = max(_WAKE_S, self._look_s / _LOOK_SHARE)
+            self._waking = loop.call_later(delay_s, self._woken)
+
+    def _woken(self) -> None:
+        self._waking = None
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.wake()
+        self._look_s = loop.time() - began
 
     def wake(self) -> None:
-        """There is news: begin what may be begun now."""
+        """Begin what may be begun now."""
         streams, looks = self._readings.streams(), 0
         while len(self._tasks) < STREAMS and not self._is_closed:
             if not self._queue:
@@ -91,6 +109,8 @@ class Prefetching:
     async def close(self) -> None:
         """Begin no more, and leave what is coming."""
         self._is_closed = True
+        if self._waking is not None:
+            self._waking.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
