@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from stoker.cache.catalog import Catalog
 from stoker.cache.maglev import Member, Placement
+from stoker.cache.route import FleetView
 from stoker.cache.server.announced import Part, Reader
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
@@ -65,6 +66,8 @@ class _Handed:
     placed: str = ""
     sharing: Sharing | None = None
     told: dict[str, _Told] = field(default_factory=dict)
+    quiet: tuple[int, tuple[Member, ...] | None] = (0, None)
+    """With what news, and in which fleet, there was nothing more to tell."""
     divided: dict[tuple[int, int], dict[str, Share]] = field(default_factory=dict)
     dividing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -94,6 +97,8 @@ class HandingOn:
         self._placements: dict[tuple[Member, ...], Placement] = {}
         self._sharings: WeakValueDictionary[tuple[int, str], Sharing] = WeakValueDictionary()
         """By catalog and placement: streams that share a catalog share it."""
+        self._members: tuple[tuple[Member, ...] | None, str] = (None, "")
+        """Those of the fleet, and what says in short who they are."""
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -145,7 +150,8 @@ class HandingOn:
             self._news.clear()
             has_more = False
             for handed in list(self._handed.values()):
-                if not self._is_current(handed):
+                is_quiet = handed.quiet == (handed.news, self._members[0])
+                if not self._is_current(handed) or (is_quiet and self._members[0] is self._view.members):
                     continue
                 try:
                     has_more |= await self._hand_on(handed)
@@ -168,18 +174,34 @@ class HandingOn:
                 return True
         down = fleet.view.down()
         names = [name for name in sharing.members if name not in down and self._is_due(handed, sharing, name)]
+        if not names and all(self._is_told(handed, sharing, name) for name in sharing.members):
+            handed.quiet = handed.news, self._members[0]
+            return False
         told = await asyncio.gather(*(self._tell(handed, sharing, name) for name in names))
         return any(told)
 
     def _is_current(self, handed: _Handed) -> bool:
         return self._handed.get(handed.reader.name) is handed
 
+    @property
+    def _view(self) -> FleetView:
+        return self._engine.fleet.view
+
+    @staticmethod
+    def _lacks(handed: _Handed, sharing: Sharing, name: str) -> bool:
+        """Whether an owner does not know all that there is."""
+        known = handed.told[name].known
+        return known.keys < len(sharing.catalog(name)) or known.stop < handed.reader.stream.stop
+
+    def _is_told(self, handed: _Handed, sharing: Sharing, name: str) -> bool:
+        return handed.told[name].news == handed.news and not self._lacks(handed, sharing, name)
+
     def _is_due(self, handed: _Handed, sharing: Sharing, name: str) -> bool:
         """Whether there is anything to tell an owner now."""
         told, now, fleet = handed.told[name], self._now(), self._engine.fleet
         if now < told.not_before or (name != fleet.me.name and fleet.url(name) is None):
             return False
-        if told.known.keys < len(sharing.catalog(name)) or told.known.stop < handed.reader.stream.stop:
+        if self._lacks(handed, sharing, name):
             return True
         few = len(sharing.members) <= MEMBERS_FEW
         every_s = CURSOR_EVERY_S if few and handed.reader.at_owners else CURSOR_EVERY_S_MAX
@@ -192,7 +214,9 @@ class HandingOn:
         members = fleet.view.members or (Member(fleet.me.name),)
         copies = min(COPIES_MAX, max(1, bucket.spec.max_replicas))
         by_block = any(part.spans is not None for part in handed.reader.parts)
-        placed = f"{xxhash.xxh64_hexdigest(repr((members, copies)))}{'b' if by_block else ''}/"
+        if self._members[0] is not fleet.view.members:
+            self._members = fleet.view.members, xxhash.xxh64_hexdigest(repr(members))
+        placed = f"{self._members[1]}-{copies}{'b' if by_block else ''}/"
         if handed.sharing is None or handed.placed != placed:
             if members not in self._placements:
                 self._placements = {members: await self._engine.store.holdings.run(Placement, members)}
@@ -240,7 +264,7 @@ class HandingOn:
         if said.count and told.known.stop <= before.stop:
             told.not_before = now + RETRY_S  # it has no room for more
             return False
-        return told.known.keys < len(sharing.catalog(name)) or told.known.stop < handed.reader.stream.stop
+        return self._lacks(handed, sharing, name)
 
     async def _message(self, handed: _Handed, sharing: Sharing, name: str) -> Announcement:
         """The next thing to tell an owner."""
