@@ -58,6 +58,7 @@ LAYOUTS = {
     "a few beside many": [*folders(), *(f"test/{number}" for number in range(20)), "LICENSE"],
     "one behind the other": ["a" * length for length in range(1, 200)],
     "no letters": [f"{'-' * (number // 20)}{'/' * (number % 20)}." for number in range(400)],
+    "the last of all characters": [f"{chr(0x10FFFF) * (number % 3)}{number:04}" for number in range(300)],
     "other scripts": [f"{chr(0x3B1 + number % 20)}/{chr(0x4E00 + number)}" for number in range(300)],
 }
 

@@ -30,7 +30,8 @@ def list_all(ask: Lister, prefix: str, is_far: Callable[[], bool]) -> Listing:
     page = ask(prefix, None, LIST_LIMIT_MAX)
     pages = [_packed(page.objects)]
     after = page.after
-    if after is not None and is_far():
+    # Parts end before the last of all characters: behind it, of which no sane key has one, nothing would be found.
+    if after is not None and is_far() and not ask(prefix, prefix + LAST, 1).objects:
         return _joined(pages + _Work(ask, prefix).run([info.key for info in page.objects]))
     while after is not None:
         page = ask(prefix, after, LIST_LIMIT_MAX)
