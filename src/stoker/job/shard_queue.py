@@ -128,7 +128,8 @@ class ShardQueue:
         return entry
 
     def is_handed(self, worker: str, numbers: Iterable[int], now: float) -> None:
-        """A worker's training loop has all records of those shards, and does not hold them up."""
+        """A worker's training loop has all records of those shards, of no others, and does not hold them up."""
+        self.handed -= {number for number in self.handed if self.open[number].worker == worker}
         for number in numbers:
             if number in self.doing and self.open[number].worker == worker:
                 self.handed.add(number)

@@ -80,13 +80,15 @@ class WorkerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class WorkerCalls:
     """One worker's calls: those that hold a shard, those that wait for one, those that are over."""
 
-    __slots__ = ("answered", "leases", "refused", "waiting")
+    __slots__ = ("answered", "handed_at", "leases", "refused", "waiting")
 
     def __init__(self, record: WorkerRecord | None = None) -> None:
         self.leases: dict[int, tuple[str, int]] = {}
         """Lease calls whose shard the worker holds: dataset and shard number."""
         self.waiting: dict[int, str] = {}
         """Lease calls that wait: dataset."""
+        self.handed_at: dict[str, int] = {}
+        """By dataset: of its newest list of shards that are with its loop."""
         self.answered = NumberSet(record.answered if record is not None else ())
         """Calls whose work is done. A lease call is among them once its shard has been reported on."""
         self.refused: list[int] = list(record.refused) if record is not None else []
