@@ -195,9 +195,7 @@ class Shards:
     def _lease(self, worker: str, request_id: int, call: LeaseShard, now: float) -> str:
         calls = self._calls(worker)
         queue = self._queue(call.dataset)
-        if call.handed_at >= calls.handed_at.get(queue.name, 0):
-            calls.handed_at[queue.name] = call.handed_at
-            queue.is_handed(worker, call.handed, now)
+        queue.is_handed(worker, calls.handed(call), now)
         self._serve_waiting(queue, now)
         held = calls.leases.get(request_id)
         if held is not None:
