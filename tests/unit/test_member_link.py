@@ -107,6 +107,23 @@ def test_who_waits_for_a_shard_does_not_stand_still(agent: Agent, link: MemberLi
     assert len(set(agent.beats()[1:])) == 1, "but it does once it has its answer"
 
 
+def test_a_loop_stands_still_though_its_loader_processes_wait_for_a_shard(
+    agent: Agent, link: MemberLink
+) -> None:
+    caller = ServiceCaller(link.call, link.lease, ahead=link.lease_ahead)
+    thread, said = in_thread(lambda: caller.call(LeaseShard("clicks"), is_ahead=True))
+    lease = agent.calls.get(timeout=WAIT_S)
+    assert len(set(agent.beats()[1:])) == 1
+    with link.waiting():
+        assert len(set(agent.beats()[1:])) == BEATS - 1, "unless it waits for them"
+    assert len(set(agent.beats()[1:])) == 1
+    agent.answer(lease, encode(NoMoreShards()))
+    thread.join(WAIT_S)
+    assert said == [NoMoreShards()]
+    with link.waiting():
+        assert len(set(agent.beats()[1:])) == 1, "they do not wait for the master"
+
+
 @pytest.mark.parametrize(
     "wait",
     [

@@ -61,6 +61,14 @@ def test_the_parts_make_the_whole() -> None:
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
 
 
+def test_nothing_is_said_of_the_steps_of_a_job_without_worlds() -> None:
+    told = (60, "time-spent", spent("w0", 0, waited_s=10, origin_s=10))
+    summary = summary_of(log((0, "waiting", {}), (1, "generation", {}), told, (3600, "ended", {})))
+    first, second = str(summary).splitlines()
+    assert first == "1 h 0 min in all: no world stood, so nothing is known of steps"
+    assert "data (rank 0 of 1" in second
+
+
 @pytest.mark.parametrize("count", range(len(STORY) + 1))
 def test_a_job_that_goes_on_can_be_told_of(count: int) -> None:
     summary = summary_of(log(*STORY[:count]))

@@ -28,9 +28,9 @@ def commit(job: Job, worker: str, *marks: Mark, number: int = 0) -> ShardsCommit
     return job.get(ShardsCommitted, worker, CommitShards("train", marks), number)
 
 
-def handed(job: Job, worker: str, *shards: Shard) -> None:
+def handed(job: Job, worker: str, *shards: Shard, at: int = 0) -> None:
     """Ask for another, and wait."""
-    answer = job.ask(worker, LeaseShard("train", tuple(shard.number for shard in shards)))
+    answer = job.ask(worker, LeaseShard("train", tuple(shard.number for shard in shards), at))
     assert answer is None
 
 
@@ -117,6 +117,20 @@ def test_shards_that_are_read_are_not_lost_to_their_timeout_while_their_worker_w
         job.tick(TIMEOUT_S / 2)
     assert job.status().failures == 0
     assert job.report("w1", first).accepted
+
+
+def test_a_shard_that_is_to_be_read_again_is_read_no_more() -> None:
+    job = Job(RecordSplit(20, 10))
+    first, second = job.lease("w1"), job.lease("w2")
+    handed(job, "w1", first, at=7)
+    handed(job, "w1", at=9)
+    handed(job, "w1", first, at=8)  # an older word, which comes late
+    handed(job, "w2", second)
+    job.tick(TIMEOUT_S)
+    job.tick(TIMEOUT_S / 2)
+    assert job.status().failures == 1, "its lease runs out as that of any other"
+    handed(job, "w1", at=10)
+    assert second.number in job.core.queues["train"].handed, "it is another worker's"
 
 
 def test_nobody_else_says_that_a_workers_shard_is_read() -> None:

@@ -159,7 +159,7 @@ class Unreachable:
     def __init__(self) -> None:
         self._core = AloneCaller(lambda: 0.0)
 
-    def call(self, message: ShardCall) -> ShardAnswer:
+    def call(self, message: ShardCall, *, is_ahead: bool = False) -> ShardAnswer:
         if isinstance(message, ReportShard):
             raise MasterUnreachable("no master answers")
         return self._core.call(message)

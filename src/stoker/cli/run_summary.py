@@ -76,6 +76,9 @@ class Summary(msgspec.Struct, frozen=True):
                 f"rank {ranks.slowest} of {ranks.workers}, {format_duration(ranks.waited_mean_s)} on average"
             )
             lines.append(f"  data ({who}): {ranks.verdict}")
+        if not self.has_worlds:
+            total = format_duration(self.total_s)
+            return "\n".join([f"{total} in all: no world stood, so nothing is known of steps", *lines])
         share = self.steps_s / self.total_s if self.total_s > 0 else 0.0
         parts.append(f"steps {format_duration(self.steps_s)} ({share:.0%})")
         lost = f"; {self.commits_lost} commits were lost and done again" if self.commits_lost else ""

@@ -127,8 +127,12 @@ class ShardQueue:
         self.todo_again[number] = None
         return entry
 
-    def is_handed(self, worker: str, numbers: Iterable[int], now: float) -> None:
-        """A worker's training loop has all records of those shards, and does not hold them up."""
+    def is_handed(self, worker: str, numbers: Iterable[int] | None, now: float) -> None:
+        """A worker's training loop has all records of those shards, of no others, and does not hold them up. None:
+        nothing new is known of it."""
+        if numbers is None:
+            return
+        self.handed -= {number for number in self.handed if self.open[number].worker == worker}
         for number in numbers:
             if number in self.doing and self.open[number].worker == worker:
                 self.handed.add(number)

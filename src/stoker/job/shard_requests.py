@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from stoker.wire.shards import LeaseShard
+
 INTERVALS_MAX = 32
 REFUSED_MAX = 32
 
@@ -80,13 +82,15 @@ class WorkerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class WorkerCalls:
     """One worker's calls: those that hold a shard, those that wait for one, those that are over."""
 
-    __slots__ = ("answered", "leases", "refused", "waiting")
+    __slots__ = ("answered", "_handed_at", "leases", "refused", "waiting")
 
     def __init__(self, record: WorkerRecord | None = None) -> None:
         self.leases: dict[int, tuple[str, int]] = {}
         """Lease calls whose shard the worker holds: dataset and shard number."""
         self.waiting: dict[int, str] = {}
         """Lease calls that wait: dataset."""
+        self._handed_at: dict[str, int] = {}
+        """By dataset: of its newest list of shards that are with its loop."""
         self.answered = NumberSet(record.answered if record is not None else ())
         """Calls whose work is done. A lease call is among them once its shard has been reported on."""
         self.refused: list[int] = list(record.refused) if record is not None else []
@@ -96,6 +100,13 @@ class WorkerCalls:
     def open(self) -> int:
         """Lease calls that hold a shard or wait for one."""
         return len(self.leases) + len(self.waiting)
+
+    def handed(self, call: LeaseShard) -> tuple[int, ...] | None:
+        """The shards that are with its loop, by this call; None if a newer one has said so before."""
+        if call.handed_at < self._handed_at.get(call.dataset, 0):
+            return None
+        self._handed_at[call.dataset] = call.handed_at
+        return call.handed
 
     def are_done(self, leases: Iterable[int]) -> None:
         """The shards of these lease calls are committed to their ends."""

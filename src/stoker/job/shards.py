@@ -195,7 +195,7 @@ class Shards:
     def _lease(self, worker: str, request_id: int, call: LeaseShard, now: float) -> str:
         calls = self._calls(worker)
         queue = self._queue(call.dataset)
-        queue.is_handed(worker, call.handed, now)
+        queue.is_handed(worker, calls.handed(call), now)
         self._serve_waiting(queue, now)
         held = calls.leases.get(request_id)
         if held is not None:

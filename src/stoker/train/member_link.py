@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -40,6 +41,9 @@ class MemberLink:
         self._changed = threading.Condition()
         self._is_lost = False
         self._open_leases = 0
+        """The training loop's own."""
+        self._leases_ahead = 0
+        self._is_waiting = 0
         self._said_at = 0.0
 
     def connect(self, settings: WorkerSettings, socket_path: str) -> None:
@@ -136,6 +140,27 @@ class MemberLink:
             with self._changed:
                 self._open_leases -= 1
 
+    def lease_ahead(self, service: str, body: bytes, on_late: LateAnswer) -> bytes:
+        """As `lease`, for loader processes: the loop may go on meanwhile, or stand still; see `waiting`."""
+        with self._changed:
+            self._leases_ahead += 1
+        try:
+            return self.call(service, body, on_late)
+        finally:
+            with self._changed:
+                self._leases_ahead -= 1
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The loop waits for loader processes: it does not stand still where these wait for a lease."""
+        with self._changed:
+            self._is_waiting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_waiting -= 1
+
     def call_through(self, service: str, body: bytes) -> bytes:
         """As `call`, but to its end, even if the world ends meanwhile: for what must not stay in doubt."""
         return self._call(service, body, lambda: None, None)
@@ -176,7 +201,7 @@ class MemberLink:
 
     def _on_beat(self) -> None:
         with self._changed:
-            if self._open_leases:
+            if self._open_leases or (self._is_waiting and self._leases_ahead):
                 self._session.progress += 1
             self._say()
 

@@ -108,7 +108,9 @@ class Runtime:
             with contextlib.suppress(OSError):
                 prepare_to_be_looked_at(Path(self.settings.stack_file))
         calls = shard_session()
-        calls.caller = ServiceCaller(self.link.call, self.link.lease, self.link.call_through)
+        link = self.link
+        calls.caller = ServiceCaller(link.call, link.lease, link.call_through, link.lease_ahead)
+        calls.waiting = link.waiting
         calls.is_interrupted = self.link.is_interrupted
         self.link.connect(self.settings, socket_path)
 

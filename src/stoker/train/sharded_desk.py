@@ -5,15 +5,21 @@ All leases of a worker are held here, in the training process, whoever reads the
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from stoker.errors import ConfigError, JobError
+from stoker.errors import ConfigError, JobError, StokerError
+from stoker.train.member_link import WorldChanged
 from stoker.train.shards import DynamicShards, LeasedShard
-from stoker.train.shards_leave import hand_back
+from stoker.train.shards_leave import Departure, departure, finish, hand_back
+
+log = logging.getLogger("stoker.train")
 
 
 class Held:
@@ -33,6 +39,47 @@ class Held:
         return self.given == len(self.shard)
 
 
+class Left(NamedTuple):
+    """A loop has ended."""
+
+    turn: int
+    how: Departure | None
+    """None: it came to its end, and what it had is used."""
+
+
+class Section:
+    """A lock. Whoever lets go of it sees to what has come meanwhile: the garbage collector ends loops anywhere, also
+    in a thread that holds this lock, and must not wait for it."""
+
+    def __init__(self, see_to: Callable[[Left], Callable[[], None] | None]) -> None:
+        self._lock = threading.Lock()
+        self._left: deque[Left] = deque()
+        self._see_to = see_to
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._left:
+            self._work_off()
+
+    def put(self, left: Left) -> None:
+        """Have it seen to under the lock, at once if that is free. Never waits for it."""
+        self._left.append(left)
+        self._work_off()
+
+    def _work_off(self) -> None:
+        # Who finds the lock taken may go: who has it looks here when letting go of it.
+        while self._left and self._lock.acquire(blocking=False):
+            try:
+                rest = self._see_to(self._left.popleft()) if self._left else None
+            finally:
+                self._lock.release()
+            if rest is not None:
+                rest()
+
+
 class Desk:
     """For several threads: those that lease for loader processes, and the training loop's.
 
@@ -43,12 +90,14 @@ class Desk:
     def __init__(self, open_source: Callable[[], DynamicShards], *, exactly_once: bool) -> None:
         self._open_source = open_source
         self._exactly_once = exactly_once
-        self._lock = threading.Lock()
+        self._lock = Section(self._end)
         self._held: dict[int, Held] = {}
         self._again: deque[Held] = deque()
         """Those of a loop before, of which records are left."""
         self._source: DynamicShards | None = None
         self._failure: BaseException | None = None
+        self._lost = ""
+        """Why what was read since the last commit cannot be committed."""
         self.turn = 0
         """Number of the loop under way."""
 
@@ -63,6 +112,7 @@ class Desk:
 
     def begin(self) -> int:
         """A loop begins, and with it the one before has ended; returns its number."""
+        DynamicShards.go_on()
         self.settle()
         with self._lock:
             self.turn += 1
@@ -74,15 +124,21 @@ class Desk:
                 one.is_drained = one.is_given
             self._again = deque(one for one in held if self._exactly_once and not one.is_given)
             turn = self.turn
-        if not self._exactly_once:
-            for one in held:
-                one.shard.give_back()
+        if not self._exactly_once and (failure := self._report(held, LeasedShard.give_back)) is not None:
+            raise failure
         return turn
 
-    def next(self, turn: int, finished: int | None = None, *, is_empty: bool = False) -> Held | None:
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around it the loop waits for loader processes."""
+        return self.source.session.waiting()
+
+    def next(
+        self, turn: int, finished: int | None = None, *, is_empty: bool = False, is_ahead: bool = False
+    ) -> Held | None:
         """Another shard for one reader, once there is one; None when there will be none, or the loop is over.
 
-        `finished`: number of the one that it has read to the end; `is_empty`: no record in it was good.
+        `finished`: number of the one that it has read to the end; `is_empty`: no record in it was good; `is_ahead`: a
+        loader process asks.
         """
         with self._lock:
             if turn != self.turn:
@@ -94,11 +150,18 @@ class Desk:
             if self._again:
                 return self._again.popleft()
             drained = [number for number, one in self._held.items() if one.is_drained]
-        shard = self.source.lease(drained)
+            handed_at = time.monotonic_ns()
+        shard = self.source.lease(drained, handed_at=handed_at, is_ahead=is_ahead)
         if shard is None:
             return None
         with self._lock:
             if turn == self.turn:
+                if shard.number in self._held:
+                    # What was read under the lease before, by whatever process, is given out once more.
+                    self._lost = (
+                        f"this worker's lease of shard {shard.number} was over, and its records are read once more; if "
+                        "it took longer than lease_timeout_s, raise that or commit more often"
+                    )
                 held = self._held[shard.number] = Held(shard)
                 return held
         shard.give_back()
@@ -111,41 +174,40 @@ class Desk:
                 if number in self._held:
                     self._held[number].given = records
 
-    def settle(self) -> None:
+    def settle(self, turn: int | None = None) -> None:
         """The loop asks for more: what it had is used."""
         if self._exactly_once:
             return
         with self._lock:
-            done = [one for one in self._held.values() if one.is_given]
-            for one in done:
-                del self._held[one.shard.number]
-        for one in done:
-            one.shard.done()
+            done = self._take_used() if turn in (None, self.turn) else []
+        if (failure := self._report(done, LeasedShard.done)) is not None:
+            raise failure
 
-    def leave(self, frame: FrameType | None = None, consumer: int = 0) -> None:
-        """The loop ends early, in `frame`: see `hand_back`. What is to be committed stays here."""
-        with self._lock:
-            self.turn += 1
-            held = [] if self._exactly_once else list(self._held.values())
-            if held:
-                self._held.clear()
-        held.sort(key=lambda one: one.given == one.shard.read)
-        untouched = sum(one.given == one.shard.read for one in held)
-        if held:
-            shards = [one.shard for one in held]
-            hand_back(shards, frame, consumer, self.source.session, untouched)
+    def leave(
+        self, turn: int, frame: FrameType | None = None, consumer: int = 0, *, has_ended: bool = False
+    ) -> None:
+        """A loop ends in `frame`, early, or `has_ended` and that is where its last batch may have been used: see
+        `hand_back`. What is to be committed stays here. May be called by the garbage collector.
+        """
+        if turn != self.turn or self._source is None:
+            return
+        how = departure(frame, consumer, self._source.session)
+        self._lock.put(Left(turn, None if has_ended and how.failure is None else how))
 
-    def fail(self, number: int, reason: str) -> None:
+    def fail(self, number: int, reason: str, turn: int) -> None:
         """A shard cannot be read."""
         with self._lock:
-            held = self._held.pop(number, None)
+            held = self._held.pop(number, None) if turn == self.turn else None
+            if held is not None and held.given > held.counted:
+                self._lost = f"shard {number} could not be read to its end"
         if held is not None:
             held.shard.fail(reason)
 
-    def break_off(self, failure: BaseException) -> None:
-        """Nothing more can be leased, for this reason."""
+    def break_off(self, failure: BaseException, turn: int) -> None:
+        """Nothing more can be leased for that loop, for this reason."""
         with self._lock:
-            self._failure = self._failure or failure
+            if turn in (-1, self.turn):
+                self._failure = self._failure or failure
 
     def check(self) -> None:
         """Raises that."""
@@ -165,8 +227,13 @@ class Desk:
                 "exactly_once=True to have records count at commits"
             )
         with self._lock:
+            lost = self._lost
             given = [(one, one.given) for one in self._held.values() if one.given > one.counted]
         try:
+            if lost:
+                raise JobError(
+                    f"what was read of {self.source.name!r} since the last commit does not count: {lost}"
+                )
             state = self.source.commit((one.shard, records) for one, records in given)
         except JobError:
             self.forget()
@@ -174,7 +241,7 @@ class Desk:
         with self._lock:
             for one, records in given:
                 one.counted = records
-                if records == len(one.shard):
+                if records == len(one.shard) and self._held.get(one.shard.number) is one:
                     del self._held[one.shard.number]
                     one.shard.is_open = False
         return state
@@ -183,12 +250,62 @@ class Desk:
         """What is not committed is to be read again, by the next loop; the one under way is over."""
         with self._lock:
             self.turn += 1
+            self._lost = ""
             for one in self._held.values():
                 one.given = one.counted
+                one.is_drained = False
 
     def forget(self) -> None:
-        """Nothing is held any more: the progress was put back, or the leases are over."""
+        """Nothing is held any more: the progress is put back, or leases are over. Others may have what was held."""
         with self._lock:
             self.turn += 1
+            self._lost = ""
+            held = list(self._held.values())
             self._held.clear()
             self._again.clear()
+        failure = self._report(held, LeasedShard.give_back)
+        if isinstance(failure, StokerError):
+            log.warning("shards of %s could not be handed back: %s", self.source.name, failure)
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _take_used(self) -> list[Held]:
+        done = [one for one in self._held.values() if one.is_given]
+        for one in done:
+            del self._held[one.shard.number]
+        return done
+
+    def _end(self, left: Left) -> Callable[[], None] | None:
+        """A loop has ended; returns what is to be done without the lock."""
+        if left.turn != self.turn:
+            return None
+        if left.how is None:
+            used = [] if self._exactly_once else self._take_used()
+            return lambda: finish([one.shard for one in used])
+        self.turn += 1
+        held = [] if self._exactly_once else list(self._held.values())
+        if not self._exactly_once:
+            self._held.clear()
+        held.sort(key=lambda one: one.given == one.shard.read)
+        untouched = sum(one.given == one.shard.read for one in held)
+        how = left.how
+        return lambda: hand_back([one.shard for one in held], how, untouched)
+
+    def _report(
+        self, held: Iterable[Held], report: Callable[[LeasedShard], object]
+    ) -> WorldChanged | StokerError | None:
+        """Report on each of them, whatever becomes of the others; returns the first error. What another exception
+        leaves over stays here."""
+        left, failure = deque(held), None
+        try:
+            while left:
+                one = left.popleft()
+                try:
+                    report(one.shard)
+                except (WorldChanged, StokerError) as error:
+                    failure = failure or error
+        finally:
+            if left:
+                with self._lock:
+                    self._held = {one.shard.number: one for one in left} | self._held
+        return failure

@@ -23,7 +23,6 @@ from stoker.job.shard_split import RecordOrder
 from stoker.train.sharded_desk import Desk
 from stoker.train.sharded_reader import Records, ShardReader
 from stoker.train.sharded_relay import Relay, RelayAddress
-from stoker.train.shards_exit import exception_leaving
 
 Collate = Callable[[Any], Any]
 _GIVEN: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.Decoder(list[tuple[int, int]])
@@ -50,7 +49,7 @@ class ShardLoop(Iterator[Any]):
             )
         self._consumer = id(_loop_of(asker))
         if _begins_batch(asker):
-            self._desk.settle()
+            self._desk.settle(self._turn)
         session().check()
         try:
             return next(self._samples)
@@ -66,11 +65,7 @@ class ShardLoop(Iterator[Any]):
         self._reader.close()
         if self._desk.turn != self._turn:
             return
-        frame = sys._getframe().f_back
-        if self._has_ended and exception_leaving(frame, self._consumer) is None:
-            self._desk.settle()
-        else:
-            self._desk.leave(frame, self._consumer)
+        self._desk.leave(self._turn, sys._getframe().f_back, self._consumer, has_ended=self._has_ended)
 
 
 def _samples(desk: Desk, reader: ShardReader, turn: int) -> Iterator[Any]:
@@ -83,7 +78,7 @@ def _samples(desk: Desk, reader: ShardReader, turn: int) -> Iterator[Any]:
                 held.given = read
                 yield sample
         except Exception as error:
-            desk.fail(held.shard.number, _told(error))
+            desk.fail(held.shard.number, _told(error), turn)
             raise
         held = desk.next(turn, held.shard.number, is_empty=is_empty)
 
@@ -114,9 +109,11 @@ class Feed(torch.utils.data.IterableDataset[tuple[Any, tuple[int, int]]]):
     ) -> None:
         self._parts = (dataset, change, lot_size)
         self._address = address
+        self.turn = -1
+        """Of the loop that it is for; -1: of the newest, whichever that is."""
 
     def __iter__(self) -> Iterator[tuple[Any, tuple[int, int]]]:
-        client = self._address.connect()
+        client = self._address.connect(self.turn)
         reader = ShardReader(*self._parts)
         finished, is_empty = None, False
         try:
@@ -171,8 +168,9 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
         if options.get("drop_last"):
             raise ConfigError("drop_last=True would count records as read that are left out: leave it away")
         # In order, a process that waits for a shard would keep back the batches of those that have records.
+        self._feed = owner.feed()
         super().__init__(
-            owner.feed(), collate_fn=Tagging(collate, is_batched=is_batched), in_order=False, **options
+            self._feed, collate_fn=Tagging(collate, is_batched=is_batched), in_order=False, **options
         )
         self._owner = owner
         self._prepare = prepare
@@ -184,25 +182,36 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
     def _loop(self) -> Iterator[Any]:
         desk, relay = self._owner.desk, self._owner.relay
         turn = desk.begin()
+        relay.break_off(turn - 1)
+        # Processes that live on are of many loops.
+        self._feed.turn = -1 if self.persistent_workers else turn
         consumer = 0
         try:
-            for batch, given in cast(Iterator[tuple[Any, bytes]], super().__iter__()):
+            batches = cast(Iterator[tuple[Any, bytes]], super().__iter__())
+            while (got := self._next(desk, batches)) is not None:
                 self._check(desk, turn)
+                batch, given = got
+                del got
                 desk.give(_GIVEN.decode(given))
                 consumer = id(sys._getframe().f_back)
                 yield batch
                 del batch
-                desk.settle()
+                desk.settle(turn)
                 self._check(desk, turn)
             self._check(desk, turn)
         except GeneratorExit:
-            relay.break_off()
-            desk.leave(sys._getframe().f_back, consumer)
+            relay.break_off(turn)
+            desk.leave(turn, sys._getframe().f_back, consumer)
             raise
         except BaseException:
-            relay.break_off()
-            desk.leave()
+            relay.break_off(turn)
+            desk.leave(turn)
             raise
+
+    @staticmethod
+    def _next(desk: Desk, batches: Iterator[tuple[Any, bytes]]) -> tuple[Any, bytes] | None:
+        with desk.waiting():
+            return next(batches, None)
 
     @staticmethod
     def _check(desk: Desk, turn: int) -> None:

@@ -29,7 +29,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Another shard, please."""
 
     turn: int
-    """As the first answer had it; -1: this is the first question."""
+    """Of the loop that asks, as the first answer had it; -1: it is not known yet."""
     finished: int | None = None
     """The shard that is read to its end."""
     is_empty: bool = False
@@ -62,8 +62,8 @@ class RelayAddress(NamedTuple):
     name: str
     pid: int
 
-    def connect(self) -> RelayClient:
-        """For a loader process. Raises EnvironmentProblem."""
+    def connect(self, turn: int) -> RelayClient:
+        """For a loader process of a loop, -1: of the newest. Raises EnvironmentProblem."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(f"\0{self.name}")
@@ -72,13 +72,13 @@ class RelayAddress(NamedTuple):
             raise EnvironmentProblem(
                 f"the training process does not answer its loader process ({error.strerror}): it has ended"
             ) from None
-        return RelayClient(sock, self.pid)
+        return RelayClient(sock, self.pid, turn)
 
 
 class RelayClient:
     """A loader process's end."""
 
-    def __init__(self, sock: socket.socket, parent: int) -> None:
+    def __init__(self, sock: socket.socket, parent: int, turn: int) -> None:
         self._socket = sock
         # Another loader process may have a copy of the other end, so that its closing is not always seen.
         self._parent = os.pidfd_open(parent)
@@ -86,7 +86,7 @@ class RelayClient:
         for descriptor in (sock.fileno(), self._parent):
             self._poll.register(descriptor, select.POLLIN)
         self._codec: FrameCodec[Given | Over] = FrameCodec(Given | Over)
-        self._turn = -1
+        self._turn = turn
 
     def next(self, finished: int | None, *, is_empty: bool = False) -> Given | None:
         """Another shard, once there is one; None: the loop is over."""
@@ -117,8 +117,10 @@ class Relay:
 
     def __init__(self, desk: Desk, owner: object) -> None:
         self._desk = desk
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
+        # The garbage collector may close a loop, and so break off, in a thread that holds it.
+        self._lock = threading.RLock()
+        self._open: dict[socket.socket, int] = {}
+        """Connections, and of which loop they are; -1: that is not known yet."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.address = RelayAddress(f"stoker-shards-{os.getpid()}-{new_token()}", os.getpid())
         self._socket.bind(f"\0{self.address.name}")
@@ -126,12 +128,14 @@ class Relay:
         weakref.finalize(owner, self._socket.shutdown, socket.SHUT_RDWR).atexit = False
         threading.Thread(target=self._accept, name="stoker-shard-relay", daemon=True).start()
 
-    def break_off(self) -> None:
-        """The loop is over: who waits need not wait any longer."""
+    def break_off(self, turn: int) -> None:
+        """That loop is over, and those before: who waits need not wait any longer."""
+        is_newest = turn == self._desk.turn
         with self._lock:
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            for sock, of in list(self._open.items()):
+                if is_newest or 0 <= of <= turn:
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with self._socket:
@@ -144,7 +148,7 @@ class Relay:
                     sock.close()
                     continue
                 with self._lock:
-                    self._open.add(sock)
+                    self._open[sock] = -1
                 thread = threading.Thread(
                     target=self._serve, args=(sock,), name="stoker-shard-relay", daemon=True
                 )
@@ -152,23 +156,26 @@ class Relay:
 
     def _serve(self, sock: socket.socket) -> None:
         codec: FrameCodec[Ask | Failed] = FrameCodec(Ask | Failed)
+        turn = -1
         try:
             with contextlib.suppress(OSError, WireError):
                 while (message := codec.receive(sock)) is not None:
                     if isinstance(message, Failed):
-                        self._desk.fail(message.number, message.reason)
-                    else:
-                        codec.send(sock, self._shard(message))
+                        self._desk.fail(message.number, message.reason, turn)
+                        continue
+                    turn = self._desk.turn if message.turn < 0 else message.turn
+                    with self._lock:
+                        self._open[sock] = turn
+                    codec.send(sock, self._shard(message, turn))
         except BaseException as error:  # noqa: BLE001 (raised in the training thread)
-            self._desk.break_off(error)
+            self._desk.break_off(error, turn)
         finally:
             with self._lock:
-                self._open.discard(sock)
+                del self._open[sock]
             sock.close()
 
-    def _shard(self, ask: Ask) -> Given | Over:
-        turn = self._desk.turn if ask.turn < 0 else ask.turn
-        held = self._desk.next(turn, ask.finished, is_empty=ask.is_empty)
+    def _shard(self, ask: Ask, turn: int) -> Given | Over:
+        held = self._desk.next(turn, ask.finished, is_empty=ask.is_empty, is_ahead=True)
         if held is None:
             return Over()
         return Given(turn, held.shard.shard, self._desk.source.split, held.given)

@@ -17,7 +17,7 @@ from stoker.job.shard_split import RecordOrder
 from stoker.settings import worker_settings
 from stoker.train.attempts import attempts
 from stoker.train.failures import is_collective_failure
-from stoker.train.shards_leave import hand_back
+from stoker.train.shards_leave import departure, hand_back
 from stoker.train.shards_session import ShardSession, shard_session
 from stoker.wire.shards import (
     AddRecords,
@@ -205,7 +205,7 @@ class DynamicShards:
             try:
                 yield shard
             except GeneratorExit:
-                hand_back([shard], sys._getframe().f_back, consumer, self.session)
+                hand_back([shard], departure(sys._getframe().f_back, consumer, self.session))
                 raise
             except BaseException as error:
                 # Handed through by a generator that says `yield from`.
@@ -252,16 +252,25 @@ class DynamicShards:
             raise ConfigError(f"that is the state of dataset {saved.dataset!r}, not of {self.name!r}")
         self.ask(ImportShards(saved, only_new), StateLoaded)
 
-    def lease(self, handed: Iterable[int] = ()) -> LeasedShard | None:
+    def lease(
+        self, handed: Iterable[int] = (), *, handed_at: int = 0, is_ahead: bool = False
+    ) -> LeasedShard | None:
         """The next shard, once there is one; None when there will be none.
 
-        `handed`: numbers of shards that are held and read to their end, though not done yet. Raises as `ask`.
+        `handed`: numbers of shards that are held and read to their end, though not done yet; `handed_at` rises with
+        each such list. `is_ahead`: it is for reading ahead, and not the training loop that asks. Raises as `ask`.
         """
+        if not is_ahead:
+            self.go_on()
+        answer = self._caller.call(LeaseShard(self.name, tuple(handed), handed_at), is_ahead=is_ahead)
+        return None if isinstance(answer, NoMoreShards) else LeasedShard(self, _expect(answer, ShardLeased))
+
+    @staticmethod
+    def go_on() -> None:
+        """The script asks for more: it has caught what was on its way."""
         attempt = attempts().under_way
         if attempt is not None:
             attempt.go_on()
-        answer = self._caller.call(LeaseShard(self.name, tuple(handed)))
-        return None if isinstance(answer, NoMoreShards) else LeasedShard(self, _expect(answer, ShardLeased))
 
     def commit(self, read: Iterable[tuple[LeasedShard, int]]) -> dict[str, Any]:
         """So many records of each shard count from now on, those that counted before among them; all of them or none.

@@ -25,7 +25,7 @@ class AloneCaller:
         self._abandoned: dict[int, str] = {}
         """Lease calls whose thread was interrupted while it waited: dataset."""
 
-    def call(self, message: ShardCall) -> ShardAnswer:
+    def call(self, message: ShardCall, *, is_ahead: bool = False) -> ShardAnswer:
         """The answer, once there is one."""
         with self._changed:
             number = self._ask(message)

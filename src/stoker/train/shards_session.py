@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from stoker.errors import ConfigError
@@ -32,15 +33,16 @@ _WHOLE = (CommitShards, ExportShards, ImportShards)
 class Caller(Protocol):
     """Carries calls to the master. Several threads may call."""
 
-    def call(self, message: ShardCall) -> ShardAnswer:
-        """The answer, however long it takes. Raises MasterUnreachable when there will be none."""
+    def call(self, message: ShardCall, *, is_ahead: bool = False) -> ShardAnswer:
+        """The answer, however long it takes. `is_ahead`: a lease call that is not the training loop's own. Raises
+        MasterUnreachable when there will be none."""
         ...
 
 
 class ServiceCaller:
     """Calls the master's service `shards` by functions that carry bytes: `call(service, body) -> body`, and for what
     may be long in coming `lease(service, body, on_late) -> body`. `commit` is as `call`, but must not be broken off: it
-    would be unknown what counts, and a State would be sealed in halves.
+    would be unknown what counts, and a State would be sealed in halves. `ahead` is as `lease`, for loader processes.
 
     `on_late` is given an answer that comes after the call was interrupted, and returns what is to be called then.
     """
@@ -50,16 +52,19 @@ class ServiceCaller:
         call: Callable[[str, bytes], bytes],
         lease: Callable[[str, bytes, LateAnswer], bytes],
         commit: Callable[[str, bytes], bytes] | None = None,
+        ahead: Callable[[str, bytes, LateAnswer], bytes] | None = None,
     ) -> None:
         self._call = call
         self._lease = lease
         self._commit = commit if commit is not None else call
+        self._ahead = ahead if ahead is not None else lease
 
-    def call(self, message: ShardCall) -> ShardAnswer:
+    def call(self, message: ShardCall, *, is_ahead: bool = False) -> ShardAnswer:
         """See Caller. A shard that comes when nobody waits for it any more is handed back."""
         if isinstance(message, LeaseShard):
             on_late = functools.partial(_hand_back, message.dataset)
-            return decode_answer(self._lease("shards", encode(message), on_late))
+            lease = self._ahead if is_ahead else self._lease
+            return decode_answer(lease("shards", encode(message), on_late))
         call = self._commit if isinstance(message, _WHOLE) else self._call
         return decode_answer(call("shards", encode(message)))
 
@@ -80,6 +85,8 @@ class ShardSession:
         self.caller: Caller | None = None
         self.is_interrupted: Callable[[], bool] = lambda: False
         """Whether exceptions that are on their way now are the runtime's own, and no fault of a shard."""
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around it the training loop waits for what loader processes read."""
         self._alone = AloneCaller(time.monotonic)
         self._pid = os.getpid()
 

@@ -120,7 +120,9 @@ class LeaseShard(ShardMessage, frozen=True, tag="lease_shard"):
     dataset: str
     handed: tuple[int, ...] = ()
     """Shards that the worker holds and of which all records are with its training loop. They hold up nobody's end, and
-    their leases last on."""
+    their leases last on, as long as the worker's newest call names them."""
+    handed_at: int = 0
+    """Rises with each such list of a worker's: one that is older than another says nothing."""
 
 
 class ReportShard(ShardMessage, frozen=True, tag="report_shard"):
