@@ -10,7 +10,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -208,6 +208,11 @@ def _have_forkserver_import(module: str) -> None:
 
 
 def _begin(process: BaseProcess) -> None:
+    # While it imports what it needs, Ctrl-C is for the training process: it would end with a traceback of its own. What
+    # a fork server starts is not only ours.
+    held_back = set() if getattr(process, "_start_method", "") == "forkserver" else {signal.SIGINT}
+    resource_tracker.ensure_running()  # where that is started with the first process, Ctrl-C is let through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
     try:
         process.start()
     except OSError:
@@ -218,6 +223,8 @@ def _begin(process: BaseProcess) -> None:
             "classes must be defined at a module's top level (no lambda)"
         )
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _shut(connection: Connection) -> None:

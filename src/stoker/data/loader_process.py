@@ -111,6 +111,7 @@ def work(job: Job, connection: Connection, file: ArenaFile) -> None:
 def _prepare(job: Job) -> None:
     """Ctrl-C is for the training process, which ends this one; its own handlers and wake-ups are not for here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
