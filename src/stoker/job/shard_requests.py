@@ -82,7 +82,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class WorkerCalls:
     """One worker's calls: those that hold a shard, those that wait for one, those that are over."""
 
-    __slots__ = ("answered", "_handed_at", "leases", "refused", "waiting")
+    __slots__ = ("_handed_at", "answered", "leases", "refused", "waiting")
 
     def __init__(self, record: WorkerRecord | None = None) -> None:
         self.leases: dict[int, tuple[str, int]] = {}
