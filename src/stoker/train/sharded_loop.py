@@ -23,6 +23,7 @@ from stoker.job.shard_split import RecordOrder
 from stoker.train.sharded_desk import Desk
 from stoker.train.sharded_reader import Records, ShardReader
 from stoker.train.sharded_relay import Relay, RelayAddress
+from stoker.train.shards_session import ShardSession
 
 Collate = Callable[[Any], Any]
 _GIVEN: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.Decoder(list[tuple[int, int]])
@@ -181,6 +182,7 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
 
     def _loop(self) -> Iterator[Any]:
         desk, relay = self._owner.desk, self._owner.relay
+        calls = desk.source.session  # opened before loader processes ask, several at a time
         turn = desk.begin()
         relay.break_off(turn - 1)
         # Processes that live on are of many loops.
@@ -188,7 +190,7 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
         consumer = 0
         try:
             batches = cast(Iterator[tuple[Any, bytes]], super().__iter__())
-            while (got := self._next(desk, batches)) is not None:
+            while (got := self._next(calls, batches)) is not None:
                 self._check(desk, turn)
                 batch, given = got
                 del got
@@ -209,8 +211,8 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
             raise
 
     @staticmethod
-    def _next(desk: Desk, batches: Iterator[tuple[Any, bytes]]) -> tuple[Any, bytes] | None:
-        with desk.waiting():
+    def _next(calls: ShardSession, batches: Iterator[tuple[Any, bytes]]) -> tuple[Any, bytes] | None:
+        with calls.waiting():
             return next(batches, None)
 
     @staticmethod
