@@ -114,7 +114,12 @@ class Feed(torch.utils.data.IterableDataset[tuple[Any, tuple[int, int]]]):
         """Of the loop that it is for; -1: of the newest, whichever that is."""
 
     def __iter__(self) -> Iterator[tuple[Any, tuple[int, int]]]:
-        client = self._address.connect(self.turn)
+        # A process that lives on is asked to iterate anew, and by then it is for another loop.
+        turn, self.turn = self.turn, -1
+        return self._records(turn)
+
+    def _records(self, turn: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        client = self._address.connect(turn)
         reader = ShardReader(*self._parts)
         finished, is_empty = None, False
         try:
@@ -185,8 +190,7 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
         calls = desk.source.session  # opened before loader processes ask, several at a time
         turn = desk.begin()
         relay.break_off(turn - 1)
-        # Processes that live on are of many loops.
-        self._feed.turn = -1 if self.persistent_workers else turn
+        self._feed.turn = turn
         consumer = 0
         try:
             batches = cast(Iterator[tuple[Any, bytes]], super().__iter__())
