@@ -221,6 +221,16 @@ def test_an_old_loop_leaves_a_new_one_alone(workers: int, dropped: bool) -> None
     assert data.status().is_finished
 
 
+def test_a_process_that_starts_late_asks_for_no_loop_but_its_own() -> None:
+    data = sharded()
+    feed = data.feed()
+    feed.turn = data.desk.begin()
+    late = iter(feed)
+    data.desk.begin()
+    assert list(late) == []
+    assert len(list(feed)) == 25, "asked to iterate again, it is for the newest"
+
+
 def test_a_loader_waits_for_what_its_processes_lease() -> None:
     waiting: list[bool] = []
 

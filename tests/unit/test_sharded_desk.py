@@ -13,6 +13,7 @@ import stoker
 from stoker.errors import JobError, MasterUnreachable
 from stoker.job.shards import Reply, Shards
 from stoker.train import sharded_desk
+from stoker.train.attempts import attempts
 from stoker.train.member_link import WorldChanged
 from stoker.train.sharded_desk import Desk
 from stoker.train.shards import shards
@@ -206,6 +207,34 @@ def test_an_old_loop_settles_and_breaks_off_nothing_of_the_new_one() -> None:
     desk.break_off(WorldChanged(), turn)
     with pytest.raises(WorldChanged):
         desk.check()
+
+
+def test_a_loop_that_ends_while_the_lock_is_taken_is_seen_to_by_who_has_it() -> None:
+    master = Master(40)
+    desk, _ = master.worker("w1", exactly_once=False)
+    turn = desk.begin()
+    desk.next(turn)
+    with desk._lock:
+        desk.leave(turn)
+        assert master.queue.status().doing == 1
+    assert desk.turn == turn + 1
+    assert master.queue.status().doing == 0
+
+
+def test_what_is_read_ahead_is_no_word_of_the_script() -> None:
+    """An exception on its way may still turn out to be a peer's death."""
+    master = Master(40)
+    desk, _ = master.worker("w1")
+    turn = desk.begin()
+    attempt = attempts().begin()
+    try:
+        verdict = attempt.verdict()
+        desk.next(turn, is_ahead=True)
+        assert not verdict.done()
+        desk.begin()
+        assert verdict.result(0) is False
+    finally:
+        attempt.end(world_broke=False)
 
 
 @pytest.mark.parametrize("by_batches", [False, True])

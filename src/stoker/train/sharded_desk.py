@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -127,10 +126,6 @@ class Desk:
         if not self._exactly_once and (failure := self._report(held, LeasedShard.give_back)) is not None:
             raise failure
         return turn
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Around it the loop waits for loader processes."""
-        return self.source.session.waiting()
 
     def next(
         self, turn: int, finished: int | None = None, *, is_empty: bool = False, is_ahead: bool = False

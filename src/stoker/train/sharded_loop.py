@@ -23,6 +23,7 @@ from stoker.job.shard_split import RecordOrder
 from stoker.train.sharded_desk import Desk
 from stoker.train.sharded_reader import Records, ShardReader
 from stoker.train.sharded_relay import Relay, RelayAddress
+from stoker.train.shards_session import ShardSession
 
 Collate = Callable[[Any], Any]
 _GIVEN: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.Decoder(list[tuple[int, int]])
@@ -113,7 +114,12 @@ class Feed(torch.utils.data.IterableDataset[tuple[Any, tuple[int, int]]]):
         """Of the loop that it is for; -1: of the newest, whichever that is."""
 
     def __iter__(self) -> Iterator[tuple[Any, tuple[int, int]]]:
-        client = self._address.connect(self.turn)
+        # A process that lives on is asked to iterate anew, and by then it is for another loop.
+        turn, self.turn = self.turn, -1
+        return self._records(turn)
+
+    def _records(self, turn: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        client = self._address.connect(turn)
         reader = ShardReader(*self._parts)
         finished, is_empty = None, False
         try:
@@ -181,14 +187,14 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
 
     def _loop(self) -> Iterator[Any]:
         desk, relay = self._owner.desk, self._owner.relay
+        calls = desk.source.session  # opened before loader processes ask, several at a time
         turn = desk.begin()
         relay.break_off(turn - 1)
-        # Processes that live on are of many loops.
-        self._feed.turn = -1 if self.persistent_workers else turn
+        self._feed.turn = turn
         consumer = 0
         try:
             batches = cast(Iterator[tuple[Any, bytes]], super().__iter__())
-            while (got := self._next(desk, batches)) is not None:
+            while (got := self._next(calls, batches)) is not None:
                 self._check(desk, turn)
                 batch, given = got
                 del got
@@ -209,8 +215,8 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
             raise
 
     @staticmethod
-    def _next(desk: Desk, batches: Iterator[tuple[Any, bytes]]) -> tuple[Any, bytes] | None:
-        with desk.waiting():
+    def _next(calls: ShardSession, batches: Iterator[tuple[Any, bytes]]) -> tuple[Any, bytes] | None:
+        with calls.waiting():
             return next(batches, None)
 
     @staticmethod
