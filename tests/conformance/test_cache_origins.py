@@ -193,9 +193,12 @@ def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Except
 
     async def story() -> None:
         origin = open_origin(f"s3://bucket?endpoint={server.url}")
-        async with aclosing(origin.stream("k", 0, stop, '"v1"')) as parts:
-            async for part in parts:
-                got.append(part)  # noqa: PERF401 - also those before a failure
+        try:
+            async with aclosing(origin.stream("k", 0, stop, '"v1"')) as parts:
+                async for part in parts:
+                    got.append(part)  # noqa: PERF401 - also those before a failure
+        finally:
+            await origin.close()
 
     try:
         asyncio.run(asyncio.wait_for(story(), 60))

@@ -93,6 +93,13 @@ async def console_on(
                 os.close(reading)
 
 
+def hang_up(reading: int) -> None:
+    """Nobody reads any more; the number stays taken until it is closed, or it would be another file's by then."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, reading)
+    os.close(nothing)
+
+
 def read_all(descriptor: int) -> bytes:
     return b"".join(iter(lambda: os.read(descriptor, 1 << 20), b""))
 
@@ -332,7 +339,7 @@ def test_a_console_that_is_gone_is_told_of_once(
 
     async def story() -> int | None:
         async with console_on("stdout", monkeypatch, patience_s=LONG_S) as (console, reading):
-            os.close(reading)
+            hang_up(reading)
             files = WriterThread("files")
             output = WorkerOutput(
                 tmp_path, files, lambda stream, lines: console.show(0, stream, lines), console.outlets
