@@ -183,7 +183,5 @@ def test_slow_requests_keep_nobody_waiting(tmp_path: Path) -> None:
             thread.join()
         assert select.select(links, [], [], 0)[0] == [], "no answer to what is not whole"
         for link in links[1::2]:
-            link.sendall(
-                b"\r\n\r\n"
-            )  # ends what there is of the head: a line without a colon, at the latest here
+            link.sendall(b"\0\r\n\r\n")  # whole now, and wrong wherever the trickle stopped
             assert link.recv(65536).startswith(b"HTTP/1.1 400 ")
