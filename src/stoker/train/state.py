@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.data.session import session
 from stoker.errors import ConfigError
 from stoker.train.accelerator import device_rng_states, restore_rng_states
+from stoker.train.context import Context
 from stoker.train.grad_scaling import forget_scaling
 from stoker.train.numpy_random import NumpyRandomCopy
 from stoker.train.packing import normalised, pack, placed_as
@@ -23,6 +25,9 @@ from stoker.train.runtime import Runtime, runtime
 from stoker.train.state_buffers import BufferCopies
 from stoker.train.state_modes import Modes
 from stoker.train.tuning_batches import micro_batches
+from stoker.train.world_changes import Callback, WorldChanges
+
+Rule = TypeVar("Rule", bound=Callable[[Context], object])
 
 
 @dataclass
@@ -86,6 +91,7 @@ class State:
         put("_buffers", BufferCopies())
         put("_numpy", NumpyRandomCopy())
         put("_modes", None)
+        put("_changes", WorldChanges())
         for optimizer in optimizers.values():
             optimizer.register_step_pre_hook(self._on_optimizer_step)
         self._runtime.connect()
@@ -103,6 +109,7 @@ class State:
     _seal: _Seal | None
     _buffers: BufferCopies
     _numpy: NumpyRandomCopy
+    _changes: WorldChanges
     _modes: Modes | None
     """Of the first seal, with which the training function is called first, on every worker: it is called anew from its
     top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
@@ -183,6 +190,7 @@ class State:
         """
         if self._rehearses:
             raise ConfigError("warm_up must not commit: what it does is undone, and no step of the training")
+        self._changes.committed_size = session().world_size
         self._runtime.steps.commit(self)
 
     @property
@@ -190,12 +198,60 @@ class State:
         """Steps committed since the run began."""
         return self._runtime.core.commits
 
+    # -- changes of the world -----------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Undo what the step under way has done: buffers, gradients, values, random generators, loaders' positions.
+
+        Raises ConfigError where an optimizer has stepped since the last commit, for no copy is kept of parameters.
+        """
+        if self._stepped:
+            raise ConfigError(
+                "state.restore() cannot undo an optimizer's step: no copy of the parameters is kept; look whether the "
+                "step is good (its loss or gradients) before optimizer.step()"
+            )
+        self.roll_back()
+
+    def sync(self, source: int = 0) -> None:
+        """Copy all of it from one rank to all others. Every rank of the world has to call this: it is a collective.
+
+        Seldom needed: who joins copies the state before the training function is called. Raises ConfigError for a rank
+        that is not in the world.
+        """
+        self._runtime.worlds.share_state(self, source)
+
+    def check_host_updates(self) -> None:
+        """Leave the step under way here if the world is to change at once; `commit` looks by itself."""
+        self._runtime.link.check()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callback]) -> None:
+        """Functions to call, without arguments, in each new world of this process but its first."""
+        self._changes.add_reset(callbacks)
+
+    def on_world_change(self, rule: Rule) -> Rule:
+        """Call `rule(ctx)` in each new world, the first included, before the training function: for learning rates.
+
+            @state.on_world_change
+            def scale(ctx):
+                for group in state.optimizer.param_groups:
+                    group["lr"] *= ctx.world_size / (ctx.previous_world_size or 1)
+
+        `ctx.previous_world_size` is that of the last commit; what a rule does is undone with a world that ends before
+        its first commit. It may change hyperparameters and values, not parameters. Returns the rule.
+        """
+        self._changes.add_rule(functools.partial(rule, Context(self._runtime, self._changes)))
+        return rule
+
     # -- for the runtime ----------------------------------------------------------------------------------
 
     @property
     def stands_at_commit(self) -> bool:
         """Whether no optimizer has stepped since the last commit."""
         return not self._stepped
+
+    def doubt(self) -> None:
+        """Until it is sealed or loaded, it stands at no commit."""
+        self._stepped = True
 
     def seal(self) -> None:
         """Put aside what a broken step could have changed."""
@@ -266,6 +322,7 @@ class State:
             "objects": {k: o.state_dict() for k, o in self._objects.items()},
             "values": self._values,
             "positions": session().positions(),
+            "world": {"size": self._changes.committed_size},
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
@@ -295,7 +352,12 @@ class State:
             held.load_state_dict(placed_as(state["objects"][name], held.state_dict()))
         self._values.update(placed_as(state["values"], self._values))
         session().restore(state["positions"])
+        self._changes.committed_size = state.get("world", {}).get("size", 0)
         self._stepped = False
+
+    def entered_world(self) -> None:
+        """Call what is to be called in each new world."""
+        self._changes.entered()
 
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""
