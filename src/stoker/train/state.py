@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.data.session import session
 from stoker.errors import ConfigError
-from stoker.train.accelerator import device_rng_states, restore_rng_states
 from stoker.train.context import Context
+from stoker.train.exact.mode import ExactMode
 from stoker.train.grad_scaling import forget_scaling
-from stoker.train.numpy_random import NumpyRandomCopy
 from stoker.train.packing import normalised, pack, placed_as
+from stoker.train.random_states import RandomStates
 from stoker.train.runtime import Runtime, runtime
 from stoker.train.state_buffers import BufferCopies
 from stoker.train.state_modes import Modes
@@ -38,10 +36,6 @@ class _Seal:
     objects: dict[str, Any]
     groups: dict[str, list[dict[str, Any]]]
     positions: dict[str, dict[str, Any]]
-    random: Any
-    numpy: Any
-    cpu: torch.Tensor
-    device: list[torch.Tensor]
 
 
 class State:
@@ -52,7 +46,8 @@ class State:
 
     `checkpoint_dir`, `checkpoint_every`: write a checkpoint every so many commits (rank 0 does), and start from
     the newest one; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword arguments for
-    torch's DistributedDataParallel.
+    torch's DistributedDataParallel. `exact_threads`: for each operation of exact mode (`Loader(virtual_ranks=…)`), on
+    every worker alike: bits depend on it.
 
     Raises ConfigError for anything else than the kinds above, and for `checkpoint_every` below 1.
     """
@@ -63,6 +58,7 @@ class State:
         checkpoint_dir: str | None = None,
         checkpoint_every: int | None = None,
         ddp_options: dict[str, Any] | None = None,
+        exact_threads: int = 1,
         **items: Any,
     ) -> None:
         put = super().__setattr__
@@ -85,16 +81,17 @@ class State:
         put("_ddp_options", dict(ddp_options or {}))
         put("_wrapped", {})
         put("_runtime", runtime())
+        self._runtime.connect()
         put("_stepped", False)
         put("_rehearses", False)
         put("_seal", None)
         put("_buffers", BufferCopies())
-        put("_numpy", NumpyRandomCopy())
+        put("_random", RandomStates(self._runtime.device))
         put("_modes", None)
         put("_changes", WorldChanges())
+        put("_exact", ExactMode(session(), self._runtime.device, exact_threads, modules, objects, values))
         for optimizer in optimizers.values():
             optimizer.register_step_pre_hook(self._on_optimizer_step)
-        self._runtime.connect()
         self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every)
 
     _modules: dict[str, torch.nn.Module]
@@ -108,8 +105,9 @@ class State:
     _rehearses: bool
     _seal: _Seal | None
     _buffers: BufferCopies
-    _numpy: NumpyRandomCopy
+    _random: RandomStates
     _changes: WorldChanges
+    _exact: ExactMode
     _modes: Modes | None
     """Of the first seal, with which the training function is called first, on every worker: it is called anew from its
     top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
@@ -118,7 +116,7 @@ class State:
         for kind in ("_values", "_modules", "_optimizers", "_objects"):
             held = self.__dict__.get(kind, {})
             if name in held:
-                return held[name]
+                return self._exact.face(held[name])
         raise AttributeError(f"State has no {name!r}; it holds {', '.join(self._names()) or 'nothing'}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -136,8 +134,8 @@ class State:
     # -- training ---------------------------------------------------------------------------------------
 
     @property
-    def ddp(self) -> DistributedDataParallel:
-        """The model in torch's DistributedDataParallel over the current generation's group.
+    def ddp(self) -> torch.nn.Module:
+        """The model in torch's DistributedDataParallel over the current generation's group (exact mode: Stoker's own).
 
         Gradients are weighted by each rank's share of the global batch, so that every step's gradient is the
         mean over the global batch whatever the shares (the loss being a mean over the local batch).
@@ -152,8 +150,10 @@ class State:
             )
         return self.wrap(module)
 
-    def wrap(self, module: torch.nn.Module) -> DistributedDataParallel:
-        """`module` in DistributedDataParallel over the current group; made once in a generation."""
+    def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
+        """`module` in DistributedDataParallel over the current group, made once in a generation; see `ddp`."""
+        if self._exact.is_on:
+            return self._exact.wrap(module)
         wrapped = self._wrapped.get(id(module))
         if wrapped is None:
             wrapped = self._runtime.worlds.wrap(module, self._ddp_options)
@@ -173,6 +173,10 @@ class State:
         """
         if records < 1:
             raise ConfigError(f"state.micro_batches takes pieces of at least 1 record, not {records}")
+        if self._exact.is_on:
+            raise ConfigError(
+                "exact mode divides batches by itself: raise virtual_ranks to have smaller pieces"
+            )
         tuning = self._runtime.steps.tuning
         if tuning is not None:
             tuning.begin_with(records)
@@ -190,6 +194,8 @@ class State:
         """
         if self._rehearses:
             raise ConfigError("warm_up must not commit: what it does is undone, and no step of the training")
+        if not self._exact.commits_now():
+            return
         self._changes.committed_size = session().world_size
         self._runtime.steps.commit(self)
 
@@ -263,11 +269,8 @@ class State:
             objects={k: copy.deepcopy(v.state_dict()) for k, v in self._objects.items()},
             groups={k: _hyperparameters(o) for k, o in self._optimizers.items()},
             positions=session().positions(),
-            random=random.getstate(),
-            numpy=self._numpy.renew(),
-            cpu=torch.get_rng_state(),
-            device=device_rng_states(self._runtime.device),
         )
+        self._random.keep()
         self._stepped = False
 
     def roll_back(self) -> None:
@@ -288,10 +291,7 @@ class State:
                 group.update(copy.deepcopy(kept_group))
         forget_scaling(self._objects.values(), self._optimizers.values())
         session().restore(seal.positions)
-        random.setstate(seal.random)
-        np.random.set_state(seal.numpy)
-        torch.set_rng_state(seal.cpu)
-        restore_rng_states(self._runtime.device, seal.device)
+        self._random.put_back()
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -322,7 +322,7 @@ class State:
             "objects": {k: o.state_dict() for k, o in self._objects.items()},
             "values": self._values,
             "positions": session().positions(),
-            "world": {"size": self._changes.committed_size},
+            "world": {"size": self._changes.committed_size, "exact": self._exact.export()},
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
@@ -339,6 +339,8 @@ class State:
                     f"the state to load has {kind} {sorted(state[kind])}, this script's State has {sorted(mine)}: is "
                     "it from another script?"
                 )
+        is_peer = self._runtime.core.phase != "starting"
+        self._exact.adopt(state.get("world", {}).get("exact", {}), is_peer=is_peer)
         try:
             for name, module in self._modules.items():
                 module.load_state_dict(state["modules"][name])
@@ -352,16 +354,19 @@ class State:
             held.load_state_dict(placed_as(state["objects"][name], held.state_dict()))
         self._values.update(placed_as(state["values"], self._values))
         session().restore(state["positions"])
-        self._changes.committed_size = state.get("world", {}).get("size", 0)
+        world = state.get("world", {})
+        self._changes.committed_size = world.get("size", 0)
         self._stepped = False
 
     def entered_world(self) -> None:
         """Call what is to be called in each new world."""
+        self._exact.enter(auto_tune=self._runtime.settings.auto_tune)
         self._changes.entered()
 
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""
         self._wrapped.clear()
+        self._exact.leave()
 
     def _on_optimizer_step(self, *_: Any) -> None:
         if self._rehearses:
@@ -369,6 +374,7 @@ class State:
                 "warm_up must not step an optimizer: it would change parameters, which is not undone; leave it out, a "
                 "forward and backward pass is enough"
             )
+        self._exact.check_optimizer_step()
         self._stepped = True
         self._runtime.steps.accumulation.forget()
 
