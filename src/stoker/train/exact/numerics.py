@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.settings import have_cublas_repeat_itself
 
 log = logging.getLogger("stoker.train")
 
@@ -22,7 +22,7 @@ def fix(threads: int) -> None:
     An operation that has no other raises RuntimeError, by PyTorch's own words.
     """
     torch.set_num_threads(threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    have_cublas_repeat_itself()
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - no attribute, says mypy
     torch.backends.cudnn.benchmark = False
