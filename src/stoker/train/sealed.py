@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -24,7 +25,9 @@ class Sealed(Protocol):
 
     def export(self) -> dict[str, Any]: ...
 
-    def load(self, state: dict[str, Any]) -> None: ...
+    def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
+        """Take over what `export` gave, but for these parts of it."""
+        ...
 
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -224,7 +224,11 @@ class State:
         Seldom needed: who joins copies the state before the training function is called. Raises ConfigError for a rank
         that is not in the world.
         """
+        seal = self._seal
         self._runtime.worlds.share_state(self, source)
+        self.seal()
+        if seal is not None and self._seal is not None:
+            self._seal.positions = seal.positions  # a batch that was handed out is not committed yet
 
     def check_host_updates(self) -> None:
         """Leave the step under way here if the world is to change at once; `commit` looks by itself."""
@@ -326,9 +330,9 @@ class State:
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over an exported state, each tensor on the device of its own. Raises ConfigError when it is another
-        script's."""
+    def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
+        """Take over an exported state `but` for such parts, each tensor on the device of its own. Raises ConfigError
+        when it is another script's."""
         for kind, mine in (
             ("modules", self._modules),
             ("optimizers", self._optimizers),
@@ -353,7 +357,8 @@ class State:
         for name, held in self._objects.items():
             held.load_state_dict(placed_as(state["objects"][name], held.state_dict()))
         self._values.update(placed_as(state["values"], self._values))
-        session().restore(state["positions"])
+        if "positions" not in but:
+            session().restore(state["positions"])
         world = state.get("world", {})
         self._changes.committed_size = world.get("size", 0)
         self._stepped = False

@@ -194,7 +194,7 @@ class Worlds:
         self._steps.entered(world, rank, copied=member.copy_state, device=self._device)
 
     def share_state(self, state: Sealed, source: int) -> None:
-        """Copy the state of a rank to all others: a collective. Raises ConfigError."""
+        """Copy the state of a rank to all others, but for loaders' positions: a collective. Raises ConfigError."""
         world, live = self._world, self._live
         if world is None:
             raise ConfigError(
@@ -211,8 +211,9 @@ class Worlds:
             if live.rank == source:
                 send_state(world, source, state.export(), self._device)
             else:
-                state.load(self._receive(world))
-        state.seal()
+                state.load(
+                    self._receive(world), but=("positions",)
+                )  # every rank's loaders stand where they stand
 
     def _receive(self, world: WorldView) -> dict[str, Any]:
         try:
