@@ -11,7 +11,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-os.environ.setdefault("STOKER_REPORT", "0")  # a loader's account of its waiting would stand between the figures
+os.environ.setdefault(
+    "STOKER_REPORT", "0"
+)  # a loader's account of its waiting would stand between the figures
 
 
 def parser(question: str) -> argparse.ArgumentParser:

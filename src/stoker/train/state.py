@@ -17,12 +17,16 @@ from stoker.data.session import session
 from stoker.errors import ConfigError
 from stoker.train.accelerator import device_rng_states, restore_rng_states
 from stoker.train.grad_scaling import forget_scaling
+from stoker.train.keras_state import KerasOptimizer, adapted, refuse_unreduced, weights_of
+from stoker.train.module_state import export_module, load_module
 from stoker.train.numpy_random import NumpyRandomCopy
 from stoker.train.packing import normalised, pack, placed_as
 from stoker.train.runtime import Runtime, runtime
 from stoker.train.state_buffers import BufferCopies
 from stoker.train.state_modes import Modes
 from stoker.train.tuning_batches import micro_batches
+
+OPTIMIZERS = (torch.optim.Optimizer, KerasOptimizer)
 
 
 @dataclass
@@ -61,8 +65,9 @@ class State:
         **items: Any,
     ) -> None:
         put = super().__setattr__
+        given, items = items, adapted(items)
         modules = {k: v for k, v in items.items() if isinstance(v, torch.nn.Module)}
-        optimizers = {k: v for k, v in items.items() if isinstance(v, torch.optim.Optimizer)}
+        optimizers = {k: v for k, v in items.items() if isinstance(v, OPTIMIZERS)}
         rest = {k: v for k, v in items.items() if k not in modules and k not in optimizers}
         objects = {
             k: v for k, v in rest.items() if hasattr(v, "state_dict") and hasattr(v, "load_state_dict")
@@ -73,6 +78,7 @@ class State:
                 raise ConfigError(f"State cannot hold {name!r}: the name is taken")
         pack(values, [])
         pack({k: v.state_dict() for k, v in objects.items()}, [])
+        put("_given", {k: v for k, v in given.items() if items[k] is not v})
         put("_modules", modules)
         put("_optimizers", optimizers)
         put("_objects", objects)
@@ -91,6 +97,8 @@ class State:
         self._runtime.connect()
         self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every)
 
+    _given: dict[str, Any]
+    """What the script has given of which an adapter is held."""
     _modules: dict[str, torch.nn.Module]
     _optimizers: dict[str, torch.optim.Optimizer]
     _objects: dict[str, Any]
@@ -108,7 +116,7 @@ class State:
     top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
 
     def __getattr__(self, name: str) -> Any:
-        for kind in ("_values", "_modules", "_optimizers", "_objects"):
+        for kind in ("_given", "_values", "_modules", "_optimizers", "_objects"):
             held = self.__dict__.get(kind, {})
             if name in held:
                 return held[name]
@@ -245,7 +253,7 @@ class State:
         change of them. Raises ConfigError.
         """
         self.seal()
-        versions = [(p, p._version) for top in self._modules.values() for p in top.parameters()]
+        versions = [(p, p._version) for top in self._modules.values() for p in weights_of(top)]
         self._rehearses = True
         try:
             yield
@@ -261,7 +269,7 @@ class State:
     def export(self) -> dict[str, Any]:
         """All of it, as nested plain values and tensors, such as a copy or a checkpoint holds. Raises ConfigError."""
         every = {
-            "modules": {k: m.state_dict() for k, m in self._modules.items()},
+            "modules": {k: export_module(m) for k, m in self._modules.items()},
             "optimizers": {k: o.state_dict() for k, o in self._optimizers.items()},
             "objects": {k: o.state_dict() for k, o in self._objects.items()},
             "values": self._values,
@@ -284,7 +292,7 @@ class State:
                 )
         try:
             for name, module in self._modules.items():
-                module.load_state_dict(state["modules"][name])
+                load_module(module, state["modules"][name])
             for name, optimizer in self._optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
         except (RuntimeError, ValueError) as error:
@@ -301,12 +309,15 @@ class State:
         """Drop every wrapper of the group that is going away."""
         self._wrapped.clear()
 
-    def _on_optimizer_step(self, *_: Any) -> None:
+    def _on_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if self._rehearses:
             raise ConfigError(
                 "warm_up must not step an optimizer: it would change parameters, which is not undone; leave it out, a "
                 "forward and backward pass is enough"
             )
+        live = self._runtime.session
+        refuse_unreduced(optimizer, uses_ddp=bool(self._wrapped), world_size=live.world_size)
+        self._runtime.steps.confirm()
         self._stepped = True
         self._runtime.steps.accumulation.forget()
 
