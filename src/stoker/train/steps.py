@@ -18,6 +18,7 @@ from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
+from stoker.train.sharded_parts import ShardedParts
 from stoker.train.time_spent import time_spent
 from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
@@ -39,6 +40,7 @@ class Steps:
         self.confirm: Callable[[], None] = lambda: None
         """Raises RuntimeError where what collectives have brought cannot be believed."""
         self.accumulation = Accumulation()
+        self.sharded = ShardedParts()
         self._checkpoints: CheckpointFolder | None = None
         self._checkpoint_dir = settings.checkpoint_dir
         self._checkpoint_every = settings.checkpoint_every
@@ -138,6 +140,7 @@ class Steps:
         """Seal the step; leave the world here if it is to change. Raises RuntimeError for a step that is void."""
         self.confirm()
         self.accumulation.forget()
+        self.sharded.commit(self._link.core.commits + 1)
         state.seal()
         must_stop = self._link.commit(self._own_work_s())
         live, commits = self._live, self._link.core.commits

@@ -188,6 +188,7 @@ class Worlds:
         live = self._live
         live.rank, live.world_size, live.generation = rank, world.size, world.generation
         self._steps.begin()
+        self._steps.sharded.enter(world.commits, world.generation, self._device)
         link.synced(world.commits)
         self._steps.entered(world, rank, copied=member.copy_state, device=self._device)
 
@@ -200,6 +201,7 @@ class Worlds:
 
     def _take_down(self, state: Sealed) -> None:
         state.forget_group()
+        self._steps.sharded.forget()
         gc.collect()
         if self._group is not None:
             self._group.close()
