@@ -66,3 +66,34 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert {w["world_size"] for w in workers} == {2}, "the newcomer has its part"
     assert before - {victim} < {w["pid"] for w in workers}, "the survivor keeps its process"
     assert_as_if_undisturbed(workers)
+
+
+@pytest.mark.parametrize("size", ["1", "3", "4"])
+def test_what_two_have_saved_is_read_by_any_number(tmp_path: Path, size: str) -> None:
+    saved = ("--checkpoint-dir", "ckpt", "--checkpoint-every", "6")
+    first = run(tmp_path, "run", "--nproc-per-node", "2", *saved, TOY, "--epochs", "1", timeout_s=START_S)
+    assert first.code == 0, first.text
+    names = sorted(path.name for path in (tmp_path / "ckpt").iterdir())
+    assert names == [f"commit-{n:012d}.{kind}" for n in (12, 18) for kind in ("parts", "pt")]
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    then = run(tmp_path, "run", "--nproc-per-node", size, *saved, TOY, timeout_s=START_S)
+    assert then.code == 0, then.text
+    workers = said(tmp_path)
+    assert [w["worlds"][0][2:] for w in workers] == [[int(size), 18]] * int(size)
+    assert_as_if_undisturbed(workers)
+
+
+def test_neighbours_that_end_at_once_cost_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    job = Stoker(tmp_path, "run", "--nproc-per-node", "3", "--audit", "--checkpoint-dir", "ckpt",
+                 "--checkpoint-every", "5", TOY, "--step-s", "0.5")  # fmt: skip
+    wait_for(lambda: any(e["step"] >= 8 for e in ledger(tmp_path, "commit")), START_S, why="commits")
+    for worker in job.workers()[:2]:
+        worker.kill()
+    done = job.finish(START_S)
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    again = [e["commits"] for e in ledger(tmp_path, "world") if e["generation"] > 1]
+    assert again
+    assert all(commits % 5 == 0 for commits in again), "a checkpoint's"
+    assert_as_if_undisturbed(said(tmp_path))

@@ -11,7 +11,7 @@ from stoker.data.session import Session
 from stoker.errors import ConfigError
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.dtensors import Target
-from stoker.train.packing import unpack
+from stoker.train.packing import pack, unpack
 from stoker.train.runtime import runtime
 from stoker.train.sharded_wire import Part
 
@@ -29,8 +29,8 @@ class Sharded:
         state = stoker.State(net=stoker.Sharded(build), epoch=0)
 
     `build()` is called in each world, with the world's group in place, and what it returns is filled with the state
-    of the last commit. At each commit every worker keeps a copy of its pieces in host memory and gives one to the next
-    worker, so that any one of them may be lost, or several that are not neighbours.
+    of the last commit. At each commit every worker keeps a copy of its pieces in host memory and gives one to a worker
+    of another node, so that any one node may be lost; on a single node to the next worker, so that any one may be lost.
 
     `seed`: of torch's generator while `build` runs, so that all workers draw the same weights.
 
@@ -102,8 +102,13 @@ class Sharded:
 
     def image(self, commits: int) -> Image:
         """The pieces that are here."""
-        model, optimizer = self._pair()
-        return image_of(commits, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        return image_of(commits, self._state())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Of all that `image` has pieces of, in its order, as they are divided."""
+        tensors: list[torch.Tensor] = []
+        pack(self._state(), tensors)
+        return tensors
 
     def targets(self, plain: Any, parts: list[Part], device: torch.device) -> list[Target]:
         """For each tensor of a state, what is to be filled with it here."""
@@ -134,6 +139,10 @@ class Sharded:
                 f"the state of the last commit does not fit what build() has made: does it make another model in "
                 f"another world? {error}"
             ) from error
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = self._pair()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     def _pair(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self._made is None:

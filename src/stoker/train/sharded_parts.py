@@ -2,7 +2,7 @@
 
 A commit N of a world with sharded models:
 
-1. Each rank copies its pieces to the host and gives them to the next rank, too.
+1. Each rank copies its pieces to the host and gives them to another rank, too, on another node if there is one.
 2. All ranks meet. Who comes out of that knows that everybody has the pieces of N in two places.
 3. Only then is N counted, and what was kept for N - 1 dropped.
 
@@ -11,14 +11,15 @@ So whoever has counted N can rely on the survivors to have N, and where nobody h
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from stoker.errors import EnvironmentProblem
 from stoker.train.dtensors import Target
+from stoker.train.sharded_storage import has, load, remove_old, save
 from stoker.train.sharded_wire import (
     Held,
     broadcast_bytes,
@@ -26,9 +27,10 @@ from stoker.train.sharded_wire import (
     encode,
     everybody_is_here,
     gather_bytes,
-    give_to_next,
+    give,
     tensor_of,
 )
+from stoker.wire.job import WorldView
 
 if TYPE_CHECKING:
     from stoker.train.sharded_model import Sharded
@@ -44,7 +46,11 @@ class ShardedParts:
         self._models: list[Sharded] = []
         self._kept: list[list[Held]] = []
         """For each model."""
+        self.is_lost = False
+        """Some of the pieces are with nobody any more."""
+        self._folder: Path | None = None
         self._generation = 0
+        self._stride = 1
         self._device = torch.device("cpu")
 
     def add(self, model: Sharded) -> None:
@@ -65,19 +71,46 @@ class ShardedParts:
         everybody_is_here(self._device)
         self._kept = taken
 
-    def enter(self, commits: int, generation: int, device: torch.device) -> None:
-        """Make the models in a new world's group, as of a commit. Raises RuntimeError when a peer dies.
+    def enter(self, world: WorldView, local_size: int, device: torch.device) -> None:
+        """Make the models in a new world's group, as of its commit. `local_size`: workers of this node.
 
-        Raises EnvironmentProblem where pieces of that commit are lost.
+        Raises RuntimeError when a peer dies, EnvironmentProblem where the run starts from a checkpoint whose pieces cannot be read.
         """
         if self.is_empty:
             return
-        self._generation, self._device = generation, device
-        for model, kept in zip(self._models, self._kept, strict=True):
+        commits = world.commits
+        self._generation, self._device = world.generation, device
+        self._stride = stride_of([int(n) for n in gather_bytes(b"%d" % local_size, device)])
+        for number, (model, kept) in enumerate(zip(self._models, self._kept, strict=True)):
             model.make(device)
             mine = [held for held in kept if held.commits == commits]
-            _restore(model, mine, commits, device)
+            stored = self._folder if self._folder and has(self._folder, commits, number) else None
+            givers, all_have_stored = _ask(mine, stored is not None, device)
+            if givers is not None:
+                _restore(model, mine, givers, device)
+            elif stored is not None and all_have_stored:
+                load(model, stored, commits, number)
+            elif commits > 0:
+                self.is_lost = True  # `leave` says so, and the run goes back to its last checkpoint
+                raise RuntimeError(
+                    f"pieces of the sharded model as of commit {commits} are lost: workers that stood in for each "
+                    "other have ended at once"
+                )
+        self.is_lost = False
         self.commit(commits)
+
+    def save(self, folder: Path, commits: int) -> bool:
+        """Write all pieces, with all ranks; False where that was not possible. Raises RuntimeError when a peer dies."""
+        return self.is_empty or save(self._models, folder, commits, dist.get_rank())
+
+    def remove_old(self, folder: Path) -> None:
+        """Those whose checkpoints are gone."""
+        if not self.is_empty:
+            remove_old(folder)
+
+    def store_in(self, folder: Path) -> None:
+        """Where a run's checkpoints are."""
+        self._folder = folder
 
     def forget(self) -> None:
         """The group goes away."""
@@ -87,7 +120,13 @@ class ShardedParts:
     def _take(self, model: Sharded, commits: int) -> list[Held]:
         header, body = encode(model.image(commits))
         mine = Held(commits, self._generation, dist.get_rank(), dist.get_world_size(), header, body)
-        return [mine, give_to_next(mine, self._device)] if mine.size > 1 else [mine]
+        return [mine, give(mine, self._stride, self._device)] if mine.size > 1 else [mine]
+
+
+def stride_of(local_sizes: list[int]) -> int:
+    """How many ranks further its pieces go: to another node, where there are several. A node's ranks are neighbours."""
+    largest = max(local_sizes)
+    return largest if largest < len(local_sizes) else 1
 
 
 def choose(inventories: list[list[Place]]) -> list[tuple[Place, int]] | None:
@@ -103,18 +142,18 @@ def choose(inventories: list[list[Place]]) -> list[tuple[Place, int]] | None:
     return None
 
 
-def _restore(model: Sharded, mine: list[Held], commits: int, device: torch.device) -> None:
+def _ask(
+    mine: list[Held], has_stored: bool, device: torch.device
+) -> tuple[list[tuple[Place, int]] | None, bool]:
+    """Who gives which piece, as `choose` says, and whether all ranks find the pieces in the folder."""
+    said = gather_bytes(msgspec.msgpack.encode([[held.place for held in mine], has_stored]), device)
+    answers = [msgspec.msgpack.decode(raw) for raw in said]
+    inventories = [[(g, s, r) for g, s, r in places] for places, _ in answers]
+    return choose(inventories), all(stored for _, stored in answers)
+
+
+def _restore(model: Sharded, mine: list[Held], givers: list[tuple[Place, int]], device: torch.device) -> None:
     """Fill a model of the new world from the pieces that its ranks hold."""
-    said = gather_bytes(msgspec.msgpack.encode([held.place for held in mine]), device)
-    inventories = [[(g, s, r) for g, s, r in msgspec.msgpack.decode(raw)] for raw in said]
-    givers = choose(inventories)
-    if givers is None and commits == 0:
-        return  # the run begins
-    if givers is None:
-        raise EnvironmentProblem(
-            f"pieces of the sharded model as of commit {commits} are lost: workers next to each other have ended at "
-            "once, or the run was started anew; begin it again from what the script has saved"
-        )
     held_at = {held.place: held for held in mine}
     targets: list[Target] = []
     plain: object = None

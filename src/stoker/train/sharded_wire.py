@@ -1,4 +1,4 @@
-"""What ranks tell each other of the pieces that they keep. Bytes over the group of the generation; nothing is pickled."""
+"""What ranks tell each other of the pieces that they keep, as bytes over their group. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.errors import WireError
-from stoker.train.checkpoints.image import Image, Piece
+from stoker.train.checkpoints.image import Image
 from stoker.train.dtensors import Box
 from stoker.train.packing import Described
 from stoker.train.transfer import bytes_of
@@ -50,19 +50,18 @@ class Part(NamedTuple):
 
 def encode(image: Image) -> tuple[bytes, torch.Tensor]:
     """A header and the bytes of all pieces, copied to the host."""
-    described = [
-        [
-            p.name,
-            str(p.tensor.dtype).removeprefix("torch."),
-            list(p.shape),
-            list(p.offsets),
-            list(p.tensor.shape),
-        ]
-        for p in image.pieces
-    ]
     flat = [bytes_of(piece.tensor).cpu() for piece in image.pieces]
     body = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-    return msgspec.msgpack.encode([image.plain, described]), body
+    return header_of(image), body
+
+
+def header_of(image: Image) -> bytes:
+    """What the pieces are, without their bytes."""
+    described = [
+        [p.name, str(p.tensor.dtype).removeprefix("torch."), p.shape, p.offsets, tuple(p.tensor.shape)]
+        for p in image.pieces
+    ]
+    return msgspec.msgpack.encode([image.plain, described])
 
 
 def decode(header: bytes) -> tuple[object, list[Part]]:
@@ -78,17 +77,6 @@ def decode(header: bytes) -> tuple[object, list[Part]]:
     return plain, parts
 
 
-def pieces_of(held: Held) -> list[Piece]:
-    """What is in it, over its own memory."""
-    _, parts = decode(held.header)
-    pieces, at = [], 0
-    for part in parts:
-        raw = held.body[at : at + part.size_bytes]
-        pieces.append(Piece(part.name, part.whole.shape, part.box.offsets, tensor_of(raw, part)))
-        at += part.size_bytes
-    return pieces
-
-
 def tensor_of(raw: torch.Tensor, part: Part) -> torch.Tensor:
     """Bytes as the tensor that they are; copied where they do not lie as its type needs."""
     if raw.storage_offset() % part.whole.dtype.itemsize:
@@ -99,15 +87,14 @@ def tensor_of(raw: torch.Tensor, part: Part) -> torch.Tensor:
 # -- between ranks ----------------------------------------------------------------------------------------------
 
 
-def give_to_next(mine: Held, device: torch.device) -> Held:
-    """Send this rank's pieces to the next rank and take those of the one before. Raises RuntimeError."""
+def give(mine: Held, stride: int, device: torch.device) -> Held:
+    """Send this rank's pieces so many ranks further and take those from so many before. Raises RuntimeError."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    after, before = (rank + 1) % size, (rank - 1) % size
+    after, before = (rank + stride) % size, (rank - stride) % size
     own = [torch.frombuffer(bytearray(mine.header), dtype=torch.uint8), mine.body]
-    theirs = _swap(
-        [torch.tensor([len(own[0]), len(own[1])])], [torch.zeros(2, dtype=torch.int64)], after, before, device
-    )
-    lengths = [int(n) for n in theirs[0].tolist()]
+    sizes = torch.tensor([len(own[0]), len(own[1])])
+    (theirs,) = _swap([sizes], [torch.zeros(2, dtype=torch.int64)], after, before, device)
+    lengths = [int(n) for n in theirs.tolist()]
     header, body = _swap(own, [torch.empty(n, dtype=torch.uint8) for n in lengths], after, before, device)
     return mine._replace(rank=before, header=header.numpy().tobytes(), body=body)
 

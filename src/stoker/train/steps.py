@@ -62,6 +62,7 @@ class Steps:
         folder = checkpoint_dir or self._checkpoint_dir
         if folder is not None:
             self._checkpoints = CheckpointFolder(Path(folder))
+            self.sharded.store_in(self._checkpoints.folder)
         if checkpoint_every is not None:
             self._checkpoint_every = checkpoint_every
         if self._checkpoint_every < 1:
@@ -146,8 +147,10 @@ class Steps:
         live, commits = self._live, self._link.core.commits
         if self._ledger is not None:
             self._ledger.committed(live.generation, commits, live.rank)
-        if self._checkpoints is not None and live.rank == 0 and commits % self._checkpoint_every == 0:
-            self._save(self._checkpoints, commits, state)
+        folder = self._checkpoints if commits % self._checkpoint_every == 0 else None
+        if folder is not None and self.sharded.save(folder.folder, commits) and live.rank == 0:
+            self._save(folder, commits, state)
+            self.sharded.remove_old(folder.folder)
         if must_stop:
             raise WorldChanged
         if self.tuning is not None:
