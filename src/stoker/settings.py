@@ -206,6 +206,11 @@ def survive_nccl_errors() -> None:
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "100")
 
 
+def have_cublas_repeat_itself() -> None:
+    """Before its first use: the same bits from the same numbers each time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def reports_at_exit() -> bool:
     """Whether loaders say at the end of a program where its time went: unless `STOKER_REPORT` is 0."""
     return os.environ.get("STOKER_REPORT", "1") not in ("", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from stoker.job.journal.open import open_journal, open_locator
 from stoker.wire.control import JobEvent
 from tests.chaos.plan import Ground, Kind
 from tests.e2e.hosts import Host, Hosts
-from tests.e2e.run_helpers import SCRIPTS, Finished
+from tests.e2e.run_helpers import SCRIPTS, Finished, own_environment
 
 TIMEOUT_S = 16
 HANG_AFTER_S = 3
 RECORDS, BATCH = 1000, 20
+VIRTUAL_RANKS = 4
 MIN_NODES = 2
 EXIT_NO_MASTER = 3
 """An agent that reaches no master for the whole timeout."""
@@ -154,16 +156,36 @@ def _event(entry: dict[str, object]) -> JobEvent:
     return msgspec.convert({**own, "details": entry}, JobEvent)
 
 
-def command(setting: Setting, files: Files) -> list[str]:
+def command(setting: Setting, files: Files, *, exact: bool) -> list[str]:
     """What every host runs."""
     return [
         *(sys.executable, "-m", "stoker.cli.main", "run", *setting.flags, "--rdzv-id", JOB),
         *("--nnodes", f"{MIN_NODES}:{setting.ground.hosts}", "--timeout", f"{TIMEOUT_S}s", "--no-cache"),
         *("--max-restarts", "1000000", "--forgive-after", "30s", "--hang-after", f"{HANG_AFTER_S}s"),
         *("--audit", "--checkpoint-dir", str(files.checkpoints), "--checkpoint-every", "50"),
-        *(str(SCRIPTS / "chaos.py"), "--orders", str(files.orders), "--out", str(files.said)),
-        *("--records", str(RECORDS), "--batch", str(BATCH)),
+        *_script(files, exact=exact),
     ]
+
+
+def _script(files: Files, *, exact: bool) -> list[str]:
+    divided = ("--virtual-ranks", str(VIRTUAL_RANKS)) if exact else ()
+    return [
+        *(str(SCRIPTS / "chaos.py"), "--orders", str(files.orders), "--out", str(files.said)),
+        *("--records", str(RECORDS), "--batch", str(BATCH), *divided),
+    ]
+
+
+def undisturbed_weights(folder: Path, epochs: int) -> str:
+    """What the weights are after so many epochs where nothing happens: the script alone, in exact mode."""
+    files = Files(folder / "undisturbed")
+    for made in (files.folder, files.said, files.orders):
+        made.mkdir()
+    files.order("last-epoch", str(epochs))
+    environment = own_environment(files.folder)
+    script = [sys.executable, *_script(files, exact=True), "--step-s", "0"]
+    subprocess.run(script, env=environment, cwd=files.folder, check=True, timeout=600)
+    (path,) = files.said.glob("*.json")
+    return str(msgspec.json.decode(path.read_bytes())["weights"])
 
 
 def stoker_job(observer: Host, *arguments: str) -> Finished:

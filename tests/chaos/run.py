@@ -2,9 +2,11 @@
 
     python -m tests.chaos.run --seconds 600 --seed 1
     python -m tests.chaos.run --seconds 600 --seed 1 --etcd
+    python -m tests.chaos.run --seconds 600 --seed 1 --exact
 
 Ends with 0 if every record of every epoch was committed exactly once, every agent ended as it should, the event log
-tells every fault and nothing that no fault explains, and nothing is left. Otherwise it prints the seed, the plan and
+tells every fault and nothing that no fault explains, and nothing is left; with --exact, if the weights are to the bit
+those of a run that nothing happened to. Otherwise it prints the seed, the plan and
 what everybody said, and keeps the folder, which `python -m tests.chaos.retell FOLDER` tells again.
 """
 
@@ -42,10 +44,11 @@ TAIL = 300
 class Chaos:
     """One run."""
 
-    def __init__(self, folder: Path, plan: tuple[Fault, ...], *, with_etcd: bool) -> None:
+    def __init__(self, folder: Path, plan: tuple[Fault, ...], *, with_etcd: bool, exact: bool) -> None:
         self.folder = folder
         self.plan = plan
         self.with_etcd = with_etcd
+        self.exact = exact
         self.files = Files(folder)
         self.story = Story()
         self.log = EventLog()
@@ -64,7 +67,9 @@ class Chaos:
             mount_disk(self.files.journal, "64m", self.hosts.network.name)
             *workplaces, self.observer = self.hosts
             self.setting = self._setting()
-            self.agents = Agents(workplaces, job.command(self.setting, self.files), self.story)
+            self.agents = Agents(
+                workplaces, job.command(self.setting, self.files, exact=self.exact), self.story
+            )
             self.injector = Injector(
                 self.hosts, self.observer, self.agents, self.setting, self.files, self.story, self.quorum
             )
@@ -205,6 +210,10 @@ class Chaos:
                 f"{self.epochs} epochs, {report.steps} steps, {report.steps_lost} done again, "
                 f"{report.generations} generations; records missed {report.missed}, repeated {report.repeated}"
             )
+            if self.exact:
+                wanted = job.undisturbed_weights(self.folder, self.epochs)
+                self.wrong += check.check_weights(self.files.said, wanted)
+                self.summary.append(f"undisturbed weights: {wanted:.16}")
         self.summary.append(chronicle(tale)[-1])
         times = check.commit_times(entries)
         for injected in done:
@@ -225,6 +234,9 @@ def main(argv: list[str] | None = None) -> int:
     flag("--seconds", type=float, default=600.0, help="how long faults come (600)")
     flag("--kinds", default="", help="comma-separated: only these faults")
     flag("--etcd", action="store_true", help="keep the journal in etcd, on three of the hosts")
+    flag(
+        "--exact", action="store_true", help="in exact mode: the weights must be those of an undisturbed run"
+    )
     flag("--folder", type=Path, default=None, help="kept; by default one that goes if all is well")
     arguments = parser.parse_args(argv)
     if why_not():
@@ -240,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"seed {arguments.seed}: {len(plan)} faults in {arguments.seconds:.0f} s, folder {folder}", flush=True
     )
-    chaos = Chaos(folder, plan, with_etcd=arguments.etcd)
+    chaos = Chaos(folder, plan, with_etcd=arguments.etcd, exact=arguments.exact)
     chaos.wrong.append("this program broke off")
     try:
         chaos.run()
@@ -252,6 +264,7 @@ def main(argv: list[str] | None = None) -> int:
             replay = f"--seed {arguments.seed} --seconds {arguments.seconds:g}"
             replay += f" --kinds {arguments.kinds}" if arguments.kinds else ""
             replay += " --etcd" if arguments.etcd else ""
+            replay += " --exact" if arguments.exact else ""
             report = [
                 *("plan:", *map(str, plan)),
                 *(f"the last {TAIL} of {len(story)} lines of {folder}/story.txt:", *story[-TAIL:]),

@@ -96,6 +96,14 @@ def test_what_the_event_log_does_not_tell_is_named() -> None:
     assert untold(injected, [*told, event(1100, "node-joined", 3)], 30.0) == ["node-joined of h3"], "too late"
 
 
+def test_a_node_that_was_silent_and_waited_for_need_not_join_again() -> None:
+    injected = Injected(Fault(10.0, "cut-master", (2, 3), 9.0), wall_s=1000.0, lost=frozenset({2, 3}))
+    told = [event(1004, "node-silent", 2), event(1004, "node-silent", 3)]
+    assert untold(injected, told, 30.0) == []
+    assert untold(injected, [*told, event(1007, "node-lost", 3)], 30.0) == ["node-joined of h3"]
+    assert untold(injected, told[:1], 30.0)
+
+
 def test_a_partition_loses_the_side_without_the_quorum() -> None:
     injected = Injected(
         Fault(10.0, "partition", (2, 3), 9.0), 1000.0, lost=frozenset({1, 4}), takes_master=True

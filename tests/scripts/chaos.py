@@ -5,6 +5,7 @@ host stand still in its step for ever. The worker takes it away as it begins to 
 """
 
 import argparse
+import hashlib
 import json
 import os
 import socket
@@ -22,6 +23,9 @@ parser.add_argument("--out", required=True, help="folder for what each worker sa
 parser.add_argument("--records", type=int, default=1000)
 parser.add_argument("--batch", type=int, default=20)
 parser.add_argument("--step-s", type=float, default=0.03)
+parser.add_argument(
+    "--virtual-ranks", type=int, default=0, help="exact mode, with so many micro-batches a step"
+)
 options = parser.parse_args()
 torch.set_num_threads(1)
 LAST_EPOCH = Path(options.orders, "last-epoch")
@@ -54,11 +58,33 @@ def hang_if_told():
             time.sleep(3600)
 
 
+def new_model():
+    if not options.virtual_ranks:
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    torch.manual_seed(5)
+    first, last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 2)
+    return torch.nn.Sequential(first, torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2), last)
+
+
+def digest(model):
+    """Of every bit of it."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
 def main():
     ctx = stoker.init()
     torch.manual_seed(1234)
-    loader = stoker.Loader(Points(), global_batch_size=options.batch, shuffle=True, seed=3)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    loader = stoker.Loader(
+        Points(),
+        global_batch_size=options.batch,
+        shuffle=True,
+        seed=3,
+        virtual_ranks=options.virtual_ranks or None,
+    )
+    model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     state = stoker.State(model=model, optimizer=optimizer, epoch=0)
 
@@ -81,7 +107,7 @@ def main():
         "world_size": ctx.world_size,
         "epochs": state.epoch,
         "commits": state.commits,
-        "weights": [p.detach().double().sum().item() for p in model.parameters()],
+        "weights": digest(model),
     }
     Path(options.out, f"{os.getpid()}.json").write_text(json.dumps(said))
 

@@ -13,19 +13,21 @@ from typing import Any, Literal, NoReturn, Self
 
 import torch.distributed as dist
 
+from stoker.base.rng import mix64
 from stoker.cache.client.fleet import FleetClient
 from stoker.data.announcer import Announcer
 from stoker.data.dataset import Dataset
 from stoker.data.group_order import WINDOW, digest_of, groups_of
 from stoker.data.loader_account import at_exit, figures_of
-from stoker.data.loader_batch import Collate, size_of
+from stoker.data.loader_batch import Collate, aligned, size_of
 from stoker.data.loader_plan import Pass, Plan, groups_for
-from stoker.data.loader_process import Records
+from stoker.data.loader_process import Done, Records
 from stoker.data.loader_report import Report
 from stoker.data.loader_sampler import NoBatchSampler
 from stoker.data.loader_source import Source, context_of, new_source, pinning, whole_number
 from stoker.data.loader_stats import LoaderStats
-from stoker.data.session import HandedOut, Session, session
+from stoker.data.seeding import seed_everything
+from stoker.data.session import HandedOut, MicroBatch, Session, session
 from stoker.errors import ConfigError, DatasetChanged
 
 Shuffle = bool | Literal["groups"]
@@ -48,6 +50,8 @@ class Loader:
     `announce`: tell the cache which records come next, so that it fetches them ahead and keeps what is read again
     soonest; only for a `stoker.Dataset`. `report`: when the program ends, print on standard error where the time of the
     loops went (`STOKER_REPORT=0` keeps all loaders from it).
+    `virtual_ranks`: exact mode. Each global batch is divided into so many micro-batches, and yielded one by one, by
+    whatever world there is; losses and weights are the same to the bit at every world size (docs/how-to/exact.md).
 
     One `for` loop is one epoch, from wherever the last commit left it. The position (epoch and cursor) belongs
     to each `state.commit()`. A loader that is restored to the end of an epoch yields nothing once, then moves on; who
@@ -78,11 +82,14 @@ class Loader:
         keep_position: bool = True,
         announce: bool = True,
         report: bool = True,
+        virtual_ranks: int | None = None,
     ) -> None:
         whole_number("global_batch_size", global_batch_size, 1)
         whole_number("num_workers", num_workers, 0)
         whole_number("prefetch_factor", prefetch_factor, 1)
         whole_number("seed", seed)
+        if virtual_ranks is not None:
+            whole_number("virtual_ranks", virtual_ranks, 1)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn must be a function of a list of samples, got {collate_fn!r}")
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -91,6 +98,8 @@ class Loader:
         """Groups that are mixed; 0 where the order is not one of groups."""
         if self.shuffle_window and not hasattr(dataset, "groups"):
             groups_of(dataset)  # raises now what the first loop would
+        self.virtual_ranks = virtual_ranks or 0
+        """Micro-batches of each global batch; 0: it is divided over the world."""
         self.dataset = dataset
         self.global_batch_size = global_batch_size
         self.shuffle = shuffle
@@ -105,6 +114,8 @@ class Loader:
         self._is_restored = False
         """Since the last loop: then the script still has to end the epoch that the position is in."""
         self._session = session()
+        if virtual_ranks:
+            self._session.divide(virtual_ranks)
         self._new_source = functools.partial(
             new_source,
             dataset,
@@ -124,13 +135,16 @@ class Loader:
         """How long loops waited for data, and what for."""
 
     def __len__(self) -> int:
-        """Steps in a whole epoch."""
-        return math.ceil(len(self.dataset) / self.global_batch_size)
+        """Steps in a whole epoch; with virtual ranks, those of this rank in the present world."""
+        steps = math.ceil(len(self.dataset) / self.global_batch_size)
+        rank, world_size = world_of(self._session)
+        count = self.virtual_ranks
+        return steps * ((rank + 1) * count // world_size - rank * count // world_size) if count else steps
 
     @property
     def batch_size(self) -> int:
         """Records of a step on this rank, at most: what frameworks ask for under this name."""
-        return math.ceil(self.global_batch_size / world_of(self._session)[1])
+        return math.ceil(self.global_batch_size / (self.virtual_ranks or world_of(self._session)[1]))
 
     @property
     def sampler(self) -> Self:
@@ -221,11 +235,12 @@ class Loader:
                     f"loader {self.name!r} is iterated twice at once: finish one loop before the next"
                 )
             waiting = time.perf_counter()
-            done = source.take(step)
+            done = source.take(step) if not self.virtual_ranks else self._take_micro_batch(source, plan, step)
             now = time.perf_counter()
             live.waited_s += now - waiting
             if self._announcer is not None:
-                self._announcer.read(source.read_until(step), source.asked_until(step))
+                read, asked = source.read_until(step), source.asked_until(step)
+                self._announcer.read(plan.batches(read), plan.batches(asked))
             share = plan.share(step)
             times = done.times
             if step == 0:
@@ -233,7 +248,8 @@ class Loader:
             self.stats.note(waiting, now, times, share.records, size_of(done.batch))
             self.stats.ran(now - began, self.num_workers)
             began = now
-            self.cursor += share.batch_records
+            if plan.ends_batch(step):
+                self.cursor += share.batch_records
             live.share = share
             if live.on_batch is not None:
                 counted = tuple(plan.records(step)) if share.records else ()
@@ -245,6 +261,24 @@ class Loader:
             if source is not self._source:
                 break
         self.stats.ran(time.perf_counter() - began, self.num_workers)
+
+    def _take_micro_batch(self, source: Source, plan: Plan, step: int) -> Done:
+        """One virtual rank's part, with random generators that depend on nothing else."""
+        live, (number, count), seed = self._session, plan.part(step), plan.random_seed(step)
+        live.micro_batch = micro_batch = MicroBatch(
+            number=number,
+            virtual_ranks=count,
+            seed=mix64(seed),
+            batch_seed=mix64(plan.start(step) ^ mix64(plan.of.seed + plan.of.epoch)),
+            is_first=step % plan.parts == 0,
+            is_last=plan.ends_batch(step),
+        )
+        if live.begin_micro_batch is not None:
+            live.begin_micro_batch(micro_batch)
+        seed_everything(seed)  # what is decoded in this process
+        done = source.take(step)
+        seed_everything(micro_batch.seed)
+        return done._replace(batch=aligned(done.batch))
 
     def _note_pass(self, of: Pass) -> None:
         account, dataset = self.stats.account, self.dataset
@@ -269,6 +303,11 @@ class Loader:
 
     def _planned(self, number: int, epoch: int, records: int) -> Plan:
         rank, world_size = world_of(self._session)
+        if self.virtual_ranks and world_size > self.virtual_ranks:
+            raise ConfigError(
+                f"loader {self.name!r} has virtual_ranks={self.virtual_ranks}, too few for a world of {world_size}: "
+                "keep the world at most as large (fewer workers), or begin the run anew with more virtual ranks"
+            )
         of = Pass(
             number=number,
             records=records,
@@ -280,6 +319,7 @@ class Loader:
             rank=rank,
             world_size=world_size,
             window=self.shuffle_window,
+            virtual_ranks=self.virtual_ranks,
         )
         return Plan(of, groups_for(of, self.dataset))
 

@@ -21,6 +21,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from stoker.data.loader_arena import ArenaReader, ArenaWriter, Place
 
 Collate = Callable[[list[Any]], Any]
+CACHE_LINE_BYTES = 64
 SLOT_FROM_BYTES = 16 * 1024
 """Tensors from here on lie in shared memory; shorter ones cost less in the message."""
 
@@ -160,6 +161,19 @@ def reading_from(arena: ArenaReader) -> Iterator[None]:
         yield
     finally:
         _reader.reset(before)
+
+
+def aligned(batch: Any) -> Any:
+    """The batch, with copies of tensors on the host that do not begin at a cache line: kernels may take other ways
+    through them, with other roundings."""
+    if isinstance(batch, torch.Tensor):
+        is_misplaced = _is_plain(batch) and batch.data_ptr() % CACHE_LINE_BYTES != 0
+        return batch.clone() if is_misplaced else batch
+    if isinstance(batch, dict):
+        return type(batch)({key: aligned(value) for key, value in batch.items()})
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(aligned(value) for value in batch)
+    return batch
 
 
 def size_of(batch: Any) -> int:

@@ -40,6 +40,17 @@ class Pass(NamedTuple):
     world_size: int
     window: int = 0
     """Groups that are mixed where `shuffle` is of groups; 0: it is of all records."""
+    virtual_ranks: int = 0
+    """Parts of each global batch, whatever the world; 0: it is divided over the world."""
+
+    @property
+    def parts(self) -> list[Pass]:
+        """The ranks as which this one reads, each of a world of virtual ranks: consecutive ones. Itself without."""
+        count = self.virtual_ranks
+        if not count:
+            return [self]
+        numbers = range(self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size)
+        return [self._replace(rank=one, world_size=count, virtual_ranks=0) for one in numbers]
 
 
 class Shares:
@@ -52,21 +63,26 @@ class Shares:
     def __init__(self, of: Pass, groups: I64 | None = None) -> None:
         self.of = of
         self._groups = groups
+        parts = of.parts
+        self._first, self._stop, self._count = parts[0].rank, parts[-1].rank + 1, parts[0].world_size
+        self._parts = [Shares(part, groups) for part in parts] if of.virtual_ranks else []
 
     @property
     def looks_at_all(self) -> bool:
         """Whether to know one rank's share takes the whole global batch."""
-        return self.of.window > 0 and self.of.world_size > 1
+        return self.of.window > 0 and self._count > 1
 
     def spans(self, steps: I64) -> tuple[I64, I64]:
         """The share of each step, as `share_of` says."""
         of = self.of
         begins = np.minimum(of.cursor + steps * of.global_batch_size, of.records)
         sizes = np.minimum(begins + of.global_batch_size, of.records) - begins
-        return begins + sizes * of.rank // of.world_size, begins + sizes * (of.rank + 1) // of.world_size
+        return begins + sizes * self._first // self._count, begins + sizes * self._stop // self._count
 
     def positions(self, low: int, high: int) -> tuple[I64, I64]:
         """Positions in the epoch's order of what is read in the steps `[low, high)`, and how many are of each."""
+        if self._parts and self.looks_at_all:
+            return _interleaved([part.positions(low, high) for part in self._parts])
         starts, stops = self.spans(np.arange(low, high, dtype=np.int64))
         sizes = stops - starts
         offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -96,45 +112,84 @@ class Shares:
         return GroupOrder(self._groups, of.records, seed=of.seed, epoch=of.epoch, window=of.window)
 
 
+def _interleaved(parts: list[tuple[I64, I64]]) -> tuple[I64, I64]:
+    """Of several ranks: for each step the first one's positions, then the next one's, and so on."""
+    split = [np.split(positions, np.cumsum(sizes)[:-1]) for positions, sizes in parts]
+    steps = [np.concatenate(step) for step in zip(*split, strict=True)]
+    return np.concatenate(steps), np.array([len(step) for step in steps], dtype=np.int64)
+
+
 class Plan:
-    """The steps of one pass, numbered from 0. `groups` as those of `Shares`."""
+    """The steps of one pass, numbered from 0. `groups` as those of `Shares`.
+
+    With virtual ranks a step is the part of one of them; those of a global batch follow each other.
+    """
 
     def __init__(self, of: Pass, groups: I64 | None = None) -> None:
         self.of = of
-        self.steps = math.ceil((of.records - of.cursor) / of.global_batch_size)
+        self._parts = [_PartPlan(part, groups) for part in of.parts]
+        self.parts = len(self._parts)
+        """Steps of this rank in each global batch."""
+        self.steps = self.parts * math.ceil((of.records - of.cursor) / of.global_batch_size)
+
+    def start(self, step: int) -> int:
+        """Where the step's global batch begins in the epoch's order."""
+        return self.of.cursor + step // self.parts * self.of.global_batch_size
+
+    def part(self, step: int) -> tuple[int, int]:
+        """As which rank of how many the step is read: this one of its world, but for virtual ranks."""
+        of = self._parts[step % self.parts].of
+        return of.rank, of.world_size
+
+    def ends_batch(self, step: int) -> bool:
+        """Whether this rank reads no more of the global batch."""
+        return (step + 1) % self.parts == 0
+
+    def batches(self, steps: int) -> int:
+        """How many global batches the first so many steps read whole."""
+        return steps // self.parts
+
+    def share(self, step: int) -> Share:
+        """How much of the global batch is read in this step."""
+        rank, world_size = self.part(step)
+        return share_of(rank, world_size, self.start(step), self.of.global_batch_size, self.of.records)
+
+    def records(self, step: int) -> list[int]:
+        """Record numbers of the share; for an empty share, one record of the batch to keep in step."""
+        return self._parts[step % self.parts].records(step // self.parts)
+
+    def random_seed(self, step: int) -> int:
+        """What random generators begin the step with: the same however many processes read, and after a resume."""
+        of, share = self.of, self.share(step)
+        start = share.start if share.records else self.start(step)
+        return mix64(mix64(of.seed) ^ (of.epoch * GOLDEN_GAMMA) ^ mix64(start + 1))
+
+
+class _PartPlan:
+    """The records of the steps of one rank, which may be a virtual one."""
+
+    def __init__(self, of: Pass, groups: I64 | None) -> None:
+        self.of = of
+        self._steps = math.ceil((of.records - of.cursor) / of.global_batch_size)
         self._shares = Shares(of, groups)
         self._at_once = PLANNED_AT_ONCE
         if self._shares.looks_at_all:
             self._at_once = max(1, min(PLANNED_AT_ONCE, LOOKED_AT // of.global_batch_size))
         self._planned: tuple[int, list[list[int]]] = (-1, [])
 
-    def start(self, step: int) -> int:
-        """Where the step's global batch begins in the epoch's order."""
-        return self.of.cursor + step * self.of.global_batch_size
-
-    def share(self, step: int) -> Share:
-        """How much of it this rank reads."""
-        of = self.of
-        return share_of(of.rank, of.world_size, self.start(step), of.global_batch_size, of.records)
-
     def records(self, step: int) -> list[int]:
-        """Record numbers of this rank's share; for an empty share, one record of the batch to keep in step."""
         first = step - step % self._at_once
         if self._planned[0] != first:
-            last = min(first + self._at_once, self.steps)
+            last = min(first + self._at_once, self._steps)
             self._planned = first, self._records(first, last)
         return self._planned[1][step - first]
 
-    def random_seed(self, step: int) -> int:
-        """What random generators begin the step with: the same however many processes read, and after a resume."""
-        share = self.share(step)
-        start = share.start if share.records else self.start(step)
-        return mix64(mix64(self.of.seed) ^ (self.of.epoch * GOLDEN_GAMMA) ^ mix64(start + 1))
-
     def _records(self, low: int, high: int) -> list[list[int]]:
+        of = self.of
         positions, sizes = self._shares.positions(low, high)
         parts = np.split(positions, np.cumsum(sizes)[:-1])
-        parts = [part if len(part) else np.array([self.start(low + at)]) for at, part in enumerate(parts)]
+        starts = [of.cursor + (low + at) * of.global_batch_size for at in range(len(parts))]
+        parts = [part if len(part) else np.array([start]) for part, start in zip(parts, starts, strict=True)]
         numbers = self._shares.records(np.concatenate(parts)).tolist()
         found, at = [], 0
         for part in parts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import select
 import signal
 import sys
@@ -16,7 +15,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
@@ -24,6 +22,7 @@ from stoker.data.loader_arena import ArenaFile, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collate, Collator
 from stoker.data.loader_plan import Pass, Plan, groups_for
 from stoker.data.loader_spent import spent
+from stoker.data.seeding import seed_host
 from stoker.data.waiting import Times
 from stoker.errors import BadRecord, StokerError
 
@@ -150,7 +149,7 @@ def _serve(job: Job, connection: Connection, file: ArenaFile) -> None:
 
 def _done(job: Job, plan: Plan, step: int, writer: BatchWriter, collate: Collate) -> Done:
     writer.begin()
-    _seed(plan.random_seed(step))
+    seed_host(plan.random_seed(step))
     try:
         batch, times = fetch(job.dataset, plan.records(step), collate)
     except Exception as error:  # noqa: BLE001 - the user's code; it is raised where the loop is
@@ -184,9 +183,3 @@ def _failure(job: Job, error: Exception) -> Failure:
     except Exception:  # noqa: BLE001 - an exception that cannot be brought back, however it fails
         return Failure(None, told)
     return Failure(error, told)
-
-
-def _seed(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)

@@ -20,6 +20,21 @@ class Positioned(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class MicroBatch(NamedTuple):
+    """The part of a global batch that one virtual rank reads."""
+
+    number: int
+    """Of the virtual rank."""
+    virtual_ranks: int
+    seed: int
+    """For random generators: of this part alone, whoever reads it."""
+    batch_seed: int
+    """The same for all parts of the global batch."""
+    is_first: bool
+    """Of those of its global batch that this rank reads."""
+    is_last: bool
+
+
 class HandedOut(NamedTuple):
     """A batch that a loader gives to the training loop."""
 
@@ -53,6 +68,12 @@ class Session:
     """Seconds that loops have waited for batches, since the process began."""
     ready_at: float = 0.0
     """When this rank's gradients were ready last, by `time.perf_counter`."""
+    virtual_ranks: int = 0
+    """Parts of every global batch, in exact mode."""
+    micro_batch: MicroBatch | None = None
+    """What was handed out last, in exact mode."""
+    begin_micro_batch: Callable[[MicroBatch], None] | None = None
+    """Called before each of these is made or handed out."""
     is_closed: bool = False
     """Inside the training function: it runs again after each change of the world, so a loader made there would be a
     new one each time, and its position lost."""
@@ -71,6 +92,15 @@ class Session:
             raise ValueError(f"there is a loader named {name!r} already: give each its own name")
         self._loaders[chosen] = weakref.ref(loader)
         return chosen
+
+    def divide(self, virtual_ranks: int) -> None:
+        """A loader divides its global batches into so many parts. Raises ConfigError where another does otherwise."""
+        if self.virtual_ranks not in (0, virtual_ranks):
+            raise ConfigError(
+                f"virtual_ranks={virtual_ranks}, but another loader of this script has {self.virtual_ranks}: all that "
+                "have any must have as many"
+            )
+        self.virtual_ranks = virtual_ranks
 
     def loaders(self) -> list[Positioned]:
         """Every live loader, in the order in which they were made."""

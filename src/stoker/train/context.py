@@ -6,6 +6,7 @@ import torch
 
 from stoker.errors import ConfigError
 from stoker.train.runtime import Runtime, runtime
+from stoker.train.world_changes import WorldChanges
 
 METRICS_MAX = 64
 
@@ -13,8 +14,9 @@ METRICS_MAX = 64
 class Context:
     """This worker's place in the world. Live: it changes when the world does."""
 
-    def __init__(self, owner: Runtime) -> None:
+    def __init__(self, owner: Runtime, changes: WorldChanges | None = None) -> None:
         self._owner = owner
+        self._changes = changes
 
     @property
     def rank(self) -> int:
@@ -23,6 +25,12 @@ class Context:
     @property
     def world_size(self) -> int:
         return self._owner.session.world_size
+
+    @property
+    def previous_world_size(self) -> int:
+        """Of the world of the last commit, on whatever worker; 0 before the first commit, and in a context
+        that is not that of a `state.on_world_change` rule."""
+        return self._changes.committed_size if self._changes is not None else 0
 
     @property
     def generation(self) -> int:

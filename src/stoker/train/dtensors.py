@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +50,20 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     divided: Any = tensor.detach()
     local: torch.Tensor = divided.to_local() if is_dtensor(divided) else divided
     return local
+
+
+def refuse_divided(modules: Mapping[str, torch.nn.Module]) -> None:
+    """Raises ConfigError where a State's own module is divided: its pieces would be lost with a worker, and with the
+    group that they belong to."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    for name, module in modules.items():
+        if any(is_dtensor(parameter) for parameter in module.parameters()):
+            raise ConfigError(
+                f"{name} has been divided over the workers (FSDP, DTensor), and no worker could give a copy of it: "
+                f"give the State a function that makes it and its optimizer, State({name}=stoker.Sharded(build)), see "
+                "docs/how-to/sharded-models.md"
+            )
 
 
 class Target(NamedTuple):

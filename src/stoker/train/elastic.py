@@ -70,9 +70,14 @@ def _make_elastic(function: Callable[..., R], *, warm_up: WarmUp | None) -> Call
         if warm_up is not None:
             owner.worlds.warm_up(state, warm_up)
         owner.worlds.park(state)
+
+        def call() -> R:
+            state.entered_world()
+            return function(state, *args, **kwargs)
+
         while True:
             owner.worlds.enter(state)
-            outcome = _attempt(owner, functools.partial(function, state, *args, **kwargs))
+            outcome = _attempt(owner, call)
             if outcome is not None:
                 return outcome[0]
             owner.worlds.leave(state)

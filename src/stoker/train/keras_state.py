@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stoker.data.session import Session
 from stoker.errors import ConfigError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -165,9 +166,16 @@ def load_keras(module: torch.nn.Module, state: dict[str, Any]) -> None:
             buffer.copy_(state["buffers"][name])
 
 
-def refuse_unreduced(optimizer: Any, *, uses_ddp: bool, world_size: int) -> None:
-    """Raises ConfigError where an optimizer of Keras' would step by gradients of this rank alone."""
-    if isinstance(optimizer, KerasOptimizer) and world_size > 1 and not uses_ddp:
+def refuse_keras_step(optimizer: Any, live: Session, *, uses_ddp: bool) -> None:
+    """Raises ConfigError where an optimizer of Keras' would step by gradients of this rank alone, or in exact mode."""
+    if not isinstance(optimizer, KerasOptimizer):
+        return
+    if live.virtual_ranks > 0:
+        raise ConfigError(
+            "exact mode (virtual_ranks) takes optimizers of torch only: train a Keras model with one of these, on "
+            "model.parameters(), or leave virtual_ranks out"
+        )
+    if live.world_size > 1 and not uses_ddp:
         raise ConfigError(
             "a Keras optimizer is about to apply gradients of this worker alone: the model was called itself, not by "
             "state.ddp. `fit` and `train_on_batch` do that: give the model a train_step of its own that calls "

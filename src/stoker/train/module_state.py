@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -20,3 +21,8 @@ def load_module(module: torch.nn.Module, state: dict[str, Any]) -> None:
         load_keras(module, state)
     else:
         module.load_state_dict(state)
+
+
+def hyperparameters_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What a script may set between steps, copied."""
+    return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

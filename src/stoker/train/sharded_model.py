@@ -81,6 +81,10 @@ class Sharded:
 
     def make(self, device: torch.device) -> None:
         """Have the script make both, in the group of a world. Raises ConfigError."""
+        if self._live.virtual_ranks > 0:
+            raise ConfigError(
+                "exact mode (virtual_ranks) is not for a stoker.Sharded: leave virtual_ranks out"
+            )
         devices = [] if device.type == "cpu" else [device]
         with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
             torch.manual_seed(self._seed)

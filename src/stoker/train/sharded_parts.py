@@ -74,7 +74,8 @@ class ShardedParts:
     def enter(self, world: WorldView, local_size: int, device: torch.device) -> None:
         """Make the models in a new world's group, as of its commit. `local_size`: workers of this node.
 
-        Raises RuntimeError when a peer dies, EnvironmentProblem where the run starts from a checkpoint whose pieces cannot be read.
+        Raises RuntimeError when a peer dies, EnvironmentProblem where the run starts from a checkpoint whose pieces
+        cannot be read.
         """
         if self.is_empty:
             return

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.data.session import session
 from stoker.errors import ConfigError
-from stoker.train.accelerator import device_rng_states, restore_rng_states
+from stoker.train.context import Context
+from stoker.train.dtensors import refuse_divided
+from stoker.train.exact.mode import ExactMode
 from stoker.train.grad_scaling import forget_scaling
-from stoker.train.keras_state import KerasOptimizer, adapted, refuse_unreduced, weights_of
-from stoker.train.module_state import export_module, load_module
-from stoker.train.numpy_random import NumpyRandomCopy
+from stoker.train.keras_state import KerasOptimizer, adapted, refuse_keras_step, weights_of
+from stoker.train.module_state import export_module, hyperparameters_of, load_module
 from stoker.train.packing import normalised, pack, placed_as
+from stoker.train.random_states import RandomStates
 from stoker.train.runtime import Runtime, runtime
 from stoker.train.state_buffers import BufferCopies
 from stoker.train.state_modes import Modes
 from stoker.train.tuning_batches import micro_batches
+from stoker.train.world_changes import Callback, WorldChanges
+
+Rule = TypeVar("Rule", bound=Callable[[Context], object])
 
 OPTIMIZERS = (torch.optim.Optimizer, KerasOptimizer)
 
@@ -37,10 +41,6 @@ class _Seal:
     objects: dict[str, Any]
     groups: dict[str, list[dict[str, Any]]]
     positions: dict[str, dict[str, Any]]
-    random: Any
-    numpy: Any
-    cpu: torch.Tensor
-    device: list[torch.Tensor]
 
 
 class State:
@@ -51,7 +51,8 @@ class State:
 
     `checkpoint_dir`, `checkpoint_every`: write a checkpoint every so many commits (rank 0 does), and start from
     the newest one; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword arguments for
-    torch's DistributedDataParallel.
+    torch's DistributedDataParallel. `exact_threads`: for each operation of exact mode (`Loader(virtual_ranks=…)`), on
+    every worker alike: bits depend on it.
 
     Raises ConfigError for anything else than the kinds above, and for `checkpoint_every` below 1.
     """
@@ -62,6 +63,7 @@ class State:
         checkpoint_dir: str | None = None,
         checkpoint_every: int | None = None,
         ddp_options: dict[str, Any] | None = None,
+        exact_threads: int = 1,
         **items: Any,
     ) -> None:
         put = super().__setattr__
@@ -86,15 +88,17 @@ class State:
         put("_ddp_options", dict(ddp_options or {}))
         put("_wrapped", {})
         put("_runtime", runtime())
+        self._runtime.connect()
         put("_stepped", False)
         put("_rehearses", False)
         put("_seal", None)
         put("_buffers", BufferCopies())
-        put("_numpy", NumpyRandomCopy())
+        put("_random", RandomStates(self._runtime.device))
         put("_modes", None)
+        put("_changes", WorldChanges())
+        put("_exact", ExactMode(session(), self._runtime.device, exact_threads, modules, objects, values))
         for optimizer in optimizers.values():
             optimizer.register_step_pre_hook(self._on_optimizer_step)
-        self._runtime.connect()
         self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every)
 
     _given: dict[str, Any]
@@ -110,7 +114,9 @@ class State:
     _rehearses: bool
     _seal: _Seal | None
     _buffers: BufferCopies
-    _numpy: NumpyRandomCopy
+    _random: RandomStates
+    _changes: WorldChanges
+    _exact: ExactMode
     _modes: Modes | None
     """Of the first seal, with which the training function is called first, on every worker: it is called anew from its
     top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
@@ -119,7 +125,7 @@ class State:
         for kind in ("_given", "_values", "_modules", "_optimizers", "_objects"):
             held = self.__dict__.get(kind, {})
             if name in held:
-                return held[name]
+                return self._exact.face(held[name])
         raise AttributeError(f"State has no {name!r}; it holds {', '.join(self._names()) or 'nothing'}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -137,8 +143,8 @@ class State:
     # -- training ---------------------------------------------------------------------------------------
 
     @property
-    def ddp(self) -> DistributedDataParallel:
-        """The model in torch's DistributedDataParallel over the current generation's group.
+    def ddp(self) -> torch.nn.Module:
+        """The model in torch's DistributedDataParallel over the current generation's group (exact mode: Stoker's own).
 
         Gradients are weighted by each rank's share of the global batch, so that every step's gradient is the
         mean over the global batch whatever the shares (the loss being a mean over the local batch).
@@ -153,8 +159,10 @@ class State:
             )
         return self.wrap(module)
 
-    def wrap(self, module: torch.nn.Module) -> DistributedDataParallel:
-        """`module` in DistributedDataParallel over the current group; made once in a generation."""
+    def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
+        """`module` in DistributedDataParallel over the current group, made once in a generation; see `ddp`."""
+        if self._exact.is_on:
+            return self._exact.wrap(module)
         wrapped = self._wrapped.get(id(module))
         if wrapped is None:
             wrapped = self._runtime.worlds.wrap(module, self._ddp_options)
@@ -174,6 +182,10 @@ class State:
         """
         if records < 1:
             raise ConfigError(f"state.micro_batches takes pieces of at least 1 record, not {records}")
+        if self._exact.is_on:
+            raise ConfigError(
+                "exact mode divides batches by itself: raise virtual_ranks to have smaller pieces"
+            )
         tuning = self._runtime.steps.tuning
         if tuning is not None:
             tuning.begin_with(records)
@@ -191,12 +203,59 @@ class State:
         """
         if self._rehearses:
             raise ConfigError("warm_up must not commit: what it does is undone, and no step of the training")
+        if not self._exact.commits_now():
+            return
+        self._changes.committed_size = session().world_size
         self._runtime.steps.commit(self)
 
     @property
     def commits(self) -> int:
         """Steps committed since the run began."""
         return self._runtime.core.commits
+
+    # -- changes of the world -----------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Undo what the step under way has done: buffers, gradients, values, random generators, loaders' positions.
+
+        Raises ConfigError where an optimizer has stepped since the last commit, for no copy is kept of parameters.
+        """
+        if self._stepped:
+            raise ConfigError(
+                "state.restore() cannot undo an optimizer's step: no copy of the parameters is kept; look whether the "
+                "step is good (its loss or gradients) before optimizer.step()"
+            )
+        self.roll_back()
+
+    def sync(self, source: int = 0) -> None:
+        """Copy all of it from one rank to all others. Every rank of the world has to call this: it is a collective.
+
+        Seldom needed: who joins copies the state before the training function is called. Raises ConfigError for a rank
+        that is not in the world.
+        """
+        self._runtime.worlds.share_state(self, source)
+
+    def check_host_updates(self) -> None:
+        """Leave the step under way here if the world is to change at once; `commit` looks by itself."""
+        self._runtime.link.check()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callback]) -> None:
+        """Functions to call, without arguments, in each new world of this process but its first."""
+        self._changes.add_reset(callbacks)
+
+    def on_world_change(self, rule: Rule) -> Rule:
+        """Call `rule(ctx)` in each new world, the first included, before the training function: for learning rates.
+
+            @state.on_world_change
+            def scale(ctx):
+                for group in state.optimizer.param_groups:
+                    group["lr"] *= ctx.world_size / (ctx.previous_world_size or 1)
+
+        `ctx.previous_world_size` is that of the last commit; what a rule does is undone with a world that ends before
+        its first commit. It may change hyperparameters and values, not parameters. Returns the rule.
+        """
+        self._changes.add_rule(functools.partial(rule, Context(self._runtime, self._changes)))
+        return rule
 
     # -- for the runtime ----------------------------------------------------------------------------------
 
@@ -205,21 +264,23 @@ class State:
         """Whether no optimizer has stepped since the last commit."""
         return not self._stepped
 
+    def doubt(self) -> None:
+        """Until it is sealed or loaded, it stands at no commit."""
+        self._stepped = True
+
     def seal(self) -> None:
         """Put aside what a broken step could have changed."""
         if self._modes is None:
             self._modes = Modes(self._modules.values())
+        refuse_divided(self._modules)
         self._buffers.renew(self._modules.values())
         self._seal = _Seal(
             values=copy.deepcopy(self._values),
             objects={k: copy.deepcopy(v.state_dict()) for k, v in self._objects.items()},
-            groups={k: _hyperparameters(o) for k, o in self._optimizers.items()},
+            groups={k: hyperparameters_of(o) for k, o in self._optimizers.items()},
             positions=session().positions(),
-            random=random.getstate(),
-            numpy=self._numpy.renew(),
-            cpu=torch.get_rng_state(),
-            device=device_rng_states(self._runtime.device),
         )
+        self._random.keep()
         self._stepped = False
 
     def roll_back(self) -> None:
@@ -240,10 +301,7 @@ class State:
                 group.update(copy.deepcopy(kept_group))
         forget_scaling(self._objects.values(), self._optimizers.values())
         session().restore(seal.positions)
-        random.setstate(seal.random)
-        np.random.set_state(seal.numpy)
-        torch.set_rng_state(seal.cpu)
-        restore_rng_states(self._runtime.device, seal.device)
+        self._random.put_back()
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -274,6 +332,7 @@ class State:
             "objects": {k: o.state_dict() for k, o in self._objects.items()},
             "values": self._values,
             "positions": session().positions(),
+            "world": {"size": self._changes.committed_size, "exact": self._exact.export()},
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
@@ -290,6 +349,8 @@ class State:
                     f"the state to load has {kind} {sorted(state[kind])}, this script's State has {sorted(mine)}: is "
                     "it from another script?"
                 )
+        is_peer = self._runtime.core.phase != "starting"
+        self._exact.adopt(state.get("world", {}).get("exact", {}), is_peer=is_peer)
         try:
             for name, module in self._modules.items():
                 load_module(module, state["modules"][name])
@@ -303,11 +364,19 @@ class State:
             held.load_state_dict(placed_as(state["objects"][name], held.state_dict()))
         self._values.update(placed_as(state["values"], self._values))
         session().restore(state["positions"])
+        world = state.get("world", {})
+        self._changes.committed_size = world.get("size", 0)
         self._stepped = False
+
+    def entered_world(self) -> None:
+        """Call what is to be called in each new world."""
+        self._exact.enter(auto_tune=self._runtime.settings.auto_tune)
+        self._changes.entered()
 
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""
         self._wrapped.clear()
+        self._exact.leave()
 
     def _on_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if self._rehearses:
@@ -315,9 +384,9 @@ class State:
                 "warm_up must not step an optimizer: it would change parameters, which is not undone; leave it out, a "
                 "forward and backward pass is enough"
             )
-        live = self._runtime.session
-        refuse_unreduced(optimizer, uses_ddp=bool(self._wrapped), world_size=live.world_size)
+        refuse_keras_step(optimizer, session(), uses_ddp=bool(self._wrapped))
         self._runtime.steps.confirm()
+        self._exact.check_optimizer_step()
         self._stepped = True
         self._runtime.steps.accumulation.forget()
 
@@ -328,7 +397,3 @@ class State:
 
     def _names(self) -> list[str]:
         return [*self._modules, *self._optimizers, *self._objects, *self._values]
-
-
-def _hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

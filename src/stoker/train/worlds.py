@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.data.session import Session
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, StokerError
 from stoker.settings import Timeouts, WorkerSettings
 from stoker.train.accelerator import ddp_device_ids, is_out_of_memory, synchronize
 from stoker.train.breaks import Breaks
@@ -51,6 +52,7 @@ class Worlds:
         """None: collectives that fail raise."""
         self.member: Member | None = None
         """This worker's place in the newest world."""
+        self._world: WorldView | None = None
         self._breaks = Breaks()
         self._broke = ""
         """What broke the world that is being left."""
@@ -184,13 +186,34 @@ class Worlds:
             state.seal()
         elif rank == world.source and receivers_of(world):
             send_state(world, rank, state.export(), self._device)
-        self.member = member
+        self.member, self._world = member, world
         live = self._live
         live.rank, live.world_size, live.generation = rank, world.size, world.generation
         self._steps.begin()
         self._steps.sharded.enter(world, member.local_world_size, self._device)
         link.synced(world.commits)
         self._steps.entered(world, rank, copied=member.copy_state, device=self._device)
+
+    def share_state(self, state: Sealed, source: int) -> None:
+        """Copy the state of a rank to all others: a collective. Raises ConfigError."""
+        world, live = self._world, self._live
+        if world is None:
+            raise ConfigError(
+                "state.sync() is for use inside the @stoker.elastic function: there is no world yet"
+            )
+        if not 0 <= source < world.size:
+            raise ConfigError(f"state.sync({source}): there is no such rank in a world of {world.size}")
+        if world.size > 1:
+            world = msgspec.structs.replace(world, source=source, all_receive=True)
+            if live.rank != source:
+                state.doubt()
+            # From here on nobody who has not the source's state calls itself clean, whoever dies when.
+            dist.barrier()
+            if live.rank == source:
+                send_state(world, source, state.export(), self._device)
+            else:
+                state.load(self._receive(world))
+        state.seal()
 
     def _receive(self, world: WorldView) -> dict[str, Any]:
         try:
