@@ -11,6 +11,7 @@ So whoever has counted N can rely on the survivors to have N, and where nobody h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,17 +62,23 @@ class ShardedParts:
     def is_empty(self) -> bool:
         return not self._models
 
-    def commit(self, commits: int) -> None:
-        """Keep what this step has made, here and at a neighbour. Raises RuntimeError when a peer dies."""
+    def commit(self, commits: int, confirm: Callable[[], None]) -> None:
+        """Keep what this step has made, here and with another rank. Raises RuntimeError when a peer dies.
+
+        `confirm` raises it where what collectives have brought cannot be believed.
+        """
         if self.is_empty:
             return
         taken = [self._take(model, commits) for model in self._models]
         for kept, new in zip(self._kept, taken, strict=True):
             kept += new
         everybody_is_here(self._device)
+        confirm()
         self._kept = taken
 
-    def enter(self, world: WorldView, local_size: int, device: torch.device) -> None:
+    def enter(
+        self, world: WorldView, local_size: int, device: torch.device, confirm: Callable[[], None]
+    ) -> None:
         """Make the models in a new world's group, as of its commit. `local_size`: workers of this node.
 
         Raises RuntimeError when a peer dies, EnvironmentProblem where the run starts from a checkpoint whose pieces
@@ -79,9 +86,17 @@ class ShardedParts:
         """
         if self.is_empty:
             return
-        commits = world.commits
         self._generation, self._device = world.generation, device
-        self._stride = stride_of([int(n) for n in gather_bytes(b"%d" % local_size, device)])
+        try:
+            self._stride = stride_of([int(n) for n in gather_bytes(b"%d" % local_size, device)])
+            self._fill(world.commits, device)
+        finally:  # what is made of it by then may have failed in any way
+            confirm()
+        self.is_lost = False
+        self.commit(world.commits, confirm)
+
+    def _fill(self, commits: int, device: torch.device) -> None:
+        """From the ranks, or from the folder; the run begins where there is nothing."""
         for number, (model, kept) in enumerate(zip(self._models, self._kept, strict=True)):
             model.make(device)
             mine = [held for held in kept if held.commits == commits]
@@ -95,10 +110,8 @@ class ShardedParts:
                 self.is_lost = True  # `leave` says so, and the run goes back to its last checkpoint
                 raise RuntimeError(
                     f"pieces of the sharded model as of commit {commits} are lost: workers that stood in for each "
-                    "other have ended at once"
+                    "other have ended at once, or not every worker sees the folder of checkpoints"
                 )
-        self.is_lost = False
-        self.commit(commits)
 
     def save(self, folder: Path, commits: int) -> bool:
         """Write all pieces, with all ranks; False where that was not possible. Raises RuntimeError when a peer dies."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from stoker.errors import EnvironmentProblem, StokerError
-from stoker.train.checkpoint import KEEP
 from stoker.train.dtensors import Target
 from stoker.train.sharded_wire import decode, header_of
 
@@ -61,11 +60,11 @@ def save(models: list[Sharded], folder: Path, commits: int, rank: int) -> bool:
 
 
 def remove_old(folder: Path) -> None:
-    """Keep as many as there are checkpoints."""
-    found = sorted(path for path in folder.iterdir() if _NAME.match(path.name))
-    for old in found[:-KEEP]:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(old)
+    """Those beside which no State's checkpoint is any more, or never was."""
+    for path in [p for p in folder.iterdir() if _NAME.match(p.name)]:
+        if not path.with_suffix(".pt").exists():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path)
 
 
 def load(model: Sharded, folder: Path, commits: int, number: int) -> None:

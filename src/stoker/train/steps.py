@@ -141,7 +141,7 @@ class Steps:
         """Seal the step; leave the world here if it is to change. Raises RuntimeError for a step that is void."""
         self.confirm()
         self.accumulation.forget()
-        self.sharded.commit(self._link.core.commits + 1)
+        self.sharded.commit(self._link.core.commits + 1, self.confirm)
         state.seal()
         must_stop = self._link.commit(self._own_work_s())
         live, commits = self._live, self._link.core.commits

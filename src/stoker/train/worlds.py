@@ -190,7 +190,7 @@ class Worlds:
         live = self._live
         live.rank, live.world_size, live.generation = rank, world.size, world.generation
         self._steps.begin()
-        self._steps.sharded.enter(world, member.local_world_size, self._device)
+        self._steps.sharded.enter(world, member.local_world_size, self._device, self._steps.confirm)
         link.synced(world.commits)
         self._steps.entered(world, rank, copied=member.copy_state, device=self._device)
 
