@@ -15,6 +15,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
 parser.add_argument("--steps", type=int, default=300, help="of each kind")
 parser.add_argument("--width", type=int, default=256)
+parser.add_argument("--virtual-ranks", type=int, default=0, help="exact mode, with so many of them")
 options = parser.parse_args()
 torch.set_num_threads(1)
 BATCH = 64
@@ -46,7 +47,12 @@ def main():
     model, optimizer = build()
     bare_model, bare_optimizer = build()
     records = Records()
-    loader = stoker.Loader(records, global_batch_size=BATCH * ctx.world_size, shuffle=True)
+    loader = stoker.Loader(
+        records,
+        global_batch_size=BATCH * ctx.world_size,
+        shuffle=True,
+        virtual_ranks=options.virtual_ranks or None,
+    )
     state = stoker.State(model=model, optimizer=optimizer)
     results = {"bare": [], "elastic": []}
 
@@ -65,12 +71,13 @@ def main():
             bare_optimizer.step()
 
         def elastic_step():
-            x, y = next(data)
-            loss = F.cross_entropy(state.ddp(x), y)
-            state.optimizer.zero_grad()
-            loss.backward()
-            state.optimizer.step()
-            state.commit()
+            for _ in range(max(1, options.virtual_ranks // ctx.world_size)):
+                x, y = next(data)
+                loss = F.cross_entropy(state.ddp(x), y)
+                state.optimizer.zero_grad()
+                loss.backward()
+                state.optimizer.step()
+                state.commit()
 
         for _ in range(10):
             bare_step()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.train.exact.flat import ALIGNED, FlatLayout, add, view_of
+from stoker.train.exact.flat import ALIGNED, Flat
 from stoker.train.exact.tree import Node, Stack, covering, fold, nodes_of, parent_of, ranks_parts
 
 counts = st.integers(1, 40)
@@ -78,14 +78,15 @@ def test_a_range_that_is_no_node_is_refused(node: Node) -> None:
 def test_flat_tensors_keep_types_apart_and_begin_at_cache_lines() -> None:
     parameters = [torch.ones(3), torch.ones(2, 5, dtype=torch.bfloat16), torch.ones(7)]
     buffers = [torch.tensor(5), torch.tensor([True, False]), torch.ones(4)]
-    layout = FlatLayout(parameters, buffers)
-    places = [*layout.gradients, *layout.buffers, layout.marks]
-    assert all(place.start % ALIGNED == 0 for place in places)
-    one, other = layout.new(), layout.new()
-    assert set(one) == {torch.float32, torch.bfloat16, torch.int64, torch.uint8}
+    one, other = Flat(parameters, buffers, 3), Flat(parameters, buffers, 3)
+    views = [*one.gradients, *one.buffers, one.marks]
+    assert all(view.storage_offset() % ALIGNED == 0 for view in views)
+    assert set(one.tensors) == {torch.float32, torch.bfloat16, torch.int64, torch.uint8}
     for flat, value in ((one, 1), (other, 2)):
-        for place in places:
-            view_of(flat, place).fill_(value)
-    both = add(one, other)
-    assert all(bool((view_of(both, place) == 3).all()) for place in places)
-    assert view_of(both, layout.gradients[1]).shape == (2, 5)
+        for view in [*flat.gradients, *flat.buffers, flat.marks]:
+            view.fill_(value)
+    one.scale(2.0)
+    assert one.add(other) is one
+    assert all(bool((view == 4).all()) for view in [*one.gradients, one.buffers[2], one.marks])
+    assert one.buffers[0].item() == 3, "whole numbers are not weighted"
+    assert one.gradients[1].shape == (2, 5)

@@ -17,8 +17,8 @@ import torch
 
 from stoker.data.session import MicroBatch, Session
 from stoker.errors import ConfigError
-from stoker.train.exact.exchange import combine
-from stoker.train.exact.flat import Flat, FlatLayout, add, view_of
+from stoker.train.exact.exchange import Exchange
+from stoker.train.exact.flat import Flat
 from stoker.train.exact.tree import Stack
 from stoker.train.state_buffers import BufferCopies
 
@@ -42,7 +42,10 @@ class Engine:
         self._parameters: list[torch.Tensor] = []
         self._hooks: list[Any] = []
         self._buffers = BufferCopies()
-        self._layout: FlatLayout | None = None
+        self._whole: Flat | None = None
+        """The sums of the global batch: the gradients that parameters have then are views of it."""
+        self._free: list[Flat] = []
+        self._exchange = Exchange(live.virtual_ranks)
         self._stack = Stack(live.virtual_ranks)
         self._is_queued = False
         self._begun = 0
@@ -72,6 +75,8 @@ class Engine:
                 raise ConfigError(
                     "a loop of exact mode was left within a global batch: leave it after a commit"
                 )
+            for parameter in self._parameters:
+                parameter.grad = None
             self._watch()
             self._begun, self._harvested, self.is_reduced = 0, 0, False
             if not micro_batch.is_last:
@@ -96,7 +101,7 @@ class Engine:
             return
         for hook in self._hooks:
             hook.remove()
-        self._parameters, self._layout = wanted, None
+        self._parameters, self._whole, self._free = wanted, None, []
         self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in wanted]
 
     def _on_gradient(self, _: torch.Tensor) -> None:
@@ -112,57 +117,67 @@ class Engine:
             raise ConfigError(ONE_BACKWARD)
         self._harvested += 1
         self._live.progress += 1
-        self._stack.push(micro_batch.number, self._part(micro_batch), add)
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._stack.push(micro_batch.number, self._part(micro_batch), self._add)
         if micro_batch.is_last:
             self._live.ready_at = time.perf_counter()
-            self._reduce(micro_batch.virtual_ranks)
+            self._reduce()
+        else:
+            for parameter in self._parameters:
+                parameter.grad = None
 
     def _part(self, micro_batch: MicroBatch) -> Flat | None:
         """The weighted gradients and buffers of a micro-batch; None where it has no records."""
         share = self._live.share
         if share is None or share.records == 0:
             return None
-        weight = share.records / share.batch_records
-        buffers = self._current_buffers()
-        if self._layout is None:
-            self._layout = FlatLayout(self._parameters, buffers)
-        layout, flat = self._layout, self._layout.new()
-        marks = view_of(flat, layout.marks)
-        for number, (parameter, place) in enumerate(zip(self._parameters, layout.gradients, strict=True)):
+        flat = self._free.pop() if self._free else self._new_flat()
+        there: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        for number, (parameter, place) in enumerate(zip(self._parameters, flat.gradients, strict=True)):
             gradient = parameter.grad
+            flat.marks[number] = gradient is not None
             if gradient is None:
+                place.zero_()
                 continue
             if gradient.layout != torch.strided:
                 raise ConfigError(
                     f"a gradient of shape {tuple(gradient.shape)} is sparse: exact mode sums dense ones, make the "
                     "module with sparse=False"
                 )
-            torch.mul(gradient, weight, out=view_of(flat, place))
-            marks[number] = 1.0
+            there.append(gradient)
+            places.append(place)
         is_first = all(map(self._is_empty, range(micro_batch.number)))
-        for buffer, place in zip(buffers, layout.buffers, strict=True):
-            if buffer.is_floating_point() or buffer.is_complex():
-                torch.mul(buffer, weight, out=view_of(flat, place))
-            elif is_first:
-                view_of(flat, place).copy_(buffer)
+        for buffer, place in zip(self._current_buffers(), flat.buffers, strict=True):
+            if is_first or buffer.is_floating_point() or buffer.is_complex():
+                there.append(buffer)
+                places.append(place)
+            else:
+                place.zero_()
+        with torch.no_grad():
+            torch._foreach_copy_(places, there)
+        flat.scale(share.records / share.batch_records)
         return flat
 
-    def _reduce(self, virtual_ranks: int) -> None:
-        buffers = self._current_buffers()
-        layout = self._layout
-        if layout is None:
-            layout = self._layout = FlatLayout(self._parameters, buffers)
+    def _add(self, left: Flat, right: Flat) -> Flat:
+        self._free.append(right)
+        return left.add(right)
+
+    def _reduce(self) -> None:
         own = cast("dict[Any, Flat]", self._stack.take())
-        whole = combine(own, layout.new(), virtual_ranks, self._is_empty)
-        marks = view_of(whole, layout.marks).tolist()
+        whole = self._whole = self._whole or self._new_flat()
+        self._exchange.combine(own, whole, self._is_empty)
+        self._free += own.values()
         with torch.no_grad():
-            for parameter, place, mark in zip(self._parameters, layout.gradients, marks, strict=True):
-                parameter.grad = view_of(whole, place) if mark else None
-            for buffer, place in zip(buffers, layout.buffers, strict=True):
-                buffer.copy_(view_of(whole, place))
+            for parameter, gradient, mark in zip(
+                self._parameters, whole.gradients, whole.marks.tolist(), strict=True
+            ):
+                parameter.grad = gradient if mark else None
+            for buffer, summed in zip(self._current_buffers(), whole.buffers, strict=True):
+                buffer.copy_(summed)
         self.is_reduced = True
+
+    def _new_flat(self) -> Flat:
+        return Flat(self._parameters, self._current_buffers(), self._live.virtual_ranks)
 
     def _is_empty(self, number: int) -> bool:
         share = self._live.share

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -11,49 +10,59 @@ ALIGNED = 16
 """Elements to which each place is rounded up: kernels may take other ways through tensors that lie otherwise."""
 
 
-class Place(NamedTuple):
-    """Where a tensor lies among those of its type."""
+class Flat:
+    """Places for gradients, for a mark of each that is there, and for buffers.
 
-    dtype: torch.dtype
-    start: int
-    shape: torch.Size
+    Each flat tensor has `spare` elements more at its end, so that it can be cut into as many even pieces.
+    """
 
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], spare: int
+    ) -> None:
+        sizes: dict[torch.dtype, int] = {}
 
-class FlatLayout:
-    """Places for gradients, for a mark of each that is there, and for buffers."""
+        def place(dtype: torch.dtype, shape: torch.Size) -> tuple[torch.dtype, int, torch.Size]:
+            start = sizes.get(dtype, 0)
+            sizes[dtype] = start + -(-shape.numel() // ALIGNED) * ALIGNED
+            return dtype, start, shape
 
-    def __init__(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        self.sizes: dict[torch.dtype, int] = {}
-        self.gradients = [self._place(one.dtype, one.shape) for one in parameters]
-        self.buffers = [self._place(_summed_as(one.dtype), one.shape) for one in buffers]
-        self.marks = self._place(torch.float32, torch.Size([len(parameters)]))
-        self.device = parameters[0].device if parameters else torch.device("cpu")
-
-    def new(self) -> dict[torch.dtype, torch.Tensor]:
-        """Zeros."""
-        return {
-            dtype: torch.zeros(size, dtype=dtype, device=self.device) for dtype, size in self.sizes.items()
+        gradients = [place(one.dtype, one.shape) for one in parameters]
+        held = [place(_summed_as(one.dtype), one.shape) for one in buffers]
+        marks = place(torch.float32, torch.Size([len(parameters)]))
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self.spare = spare
+        self.tensors = {
+            dtype: torch.zeros(size + spare, dtype=dtype, device=device) for dtype, size in sizes.items()
         }
 
-    def _place(self, dtype: torch.dtype, shape: torch.Size) -> Place:
-        start = self.sizes.get(dtype, 0)
-        self.sizes[dtype] = start + -(-shape.numel() // ALIGNED) * ALIGNED
-        return Place(dtype, start, shape)
+        def view(where: tuple[torch.dtype, int, torch.Size]) -> torch.Tensor:
+            dtype, start, shape = where
+            return self.tensors[dtype][start : start + shape.numel()].view(shape)
 
+        self.gradients = [view(where) for where in gradients]
+        self.buffers = [view(where) for where in held]
+        self.marks = view(marks)
+        """Above zero for each gradient that is there."""
 
-Flat = dict[torch.dtype, torch.Tensor]
+    def scale(self, weight: float) -> None:
+        """All that can be weighted."""
+        for dtype, tensor in self.tensors.items():
+            if dtype.is_floating_point or dtype.is_complex:
+                tensor.mul_(weight)
 
+    def zero(self) -> None:
+        for tensor in self.tensors.values():
+            tensor.zero_()
 
-def view_of(flat: Flat, place: Place) -> torch.Tensor:
-    """The tensor at a place."""
-    return flat[place.dtype][place.start : place.start + place.shape.numel()].view(place.shape)
+    def copy(self, other: Flat) -> None:
+        for dtype, tensor in self.tensors.items():
+            tensor.copy_(other.tensors[dtype])
 
-
-def add(left: Flat, right: Flat) -> Flat:
-    """Into the left one."""
-    for dtype, held in left.items():
-        held.add_(right[dtype])
-    return left
+    def add(self, other: Flat) -> Flat:
+        """Into this one."""
+        for dtype, tensor in self.tensors.items():
+            tensor.add_(other.tensors[dtype])
+        return self
 
 
 def _summed_as(dtype: torch.dtype) -> torch.dtype:
