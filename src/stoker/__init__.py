@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stoker.train.elastic import elastic
     from stoker.train.meeting import barrier, sync
     from stoker.train.sharded import ShardedDataset
+    from stoker.train.sharded_model import Sharded
     from stoker.train.shards import shards
     from stoker.train.state import State
 
@@ -39,6 +40,7 @@ __all__ = [
     "Context",
     "Dataset",
     "Loader",
+    "Sharded",
     "ShardedDataset",
     "State",
     "StokerError",
@@ -57,6 +59,7 @@ _HOMES = {
     "Context": "stoker.train.context",
     "Dataset": "stoker.data.dataset",
     "Loader": "stoker.data.loader",
+    "Sharded": "stoker.train.sharded_model",
     "ShardedDataset": "stoker.train.sharded",
     "State": "stoker.train.state",
     "barrier": "stoker.train.meeting",

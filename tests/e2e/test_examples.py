@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -49,6 +50,16 @@ def test_frameworks_read_every_record_once_an_epoch(tmp_path: Path, name: str) -
 
 def test_elastic(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--nproc-per-node", "2", str(EXAMPLES / "01-train-alone.py"))
+    assert done.code == 0, done.text
+    assert "[rank 0] epoch 5: loss" in done.out
+    assert "world of 2" in done.out
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed")
+def test_keras(tmp_path: Path) -> None:
+    """It takes many seconds of a busy machine's time to import."""
+    done = run(tmp_path, "run", "--nproc-per-node", "2", str(EXAMPLES / "10-keras.py"), timeout_s=240)
     assert done.code == 0, done.text
     assert "[rank 0] epoch 5: loss" in done.out
     assert "world of 2" in done.out

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from stoker.errors import ConfigError, WireError
+from stoker.train.dtensors import is_dtensor
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _INT_BITS = 63
@@ -92,7 +93,15 @@ def placed_as(value: Any, like: Any) -> Any:
 
 
 def encode_header(plain: Any, tensors: Sequence[torch.Tensor], kinds: Sequence[str] = ()) -> bytes:
-    """The plain part with each tensor's dtype, shape and kind of device: its own, or as `kinds` says."""
+    """The plain part with each tensor's dtype, shape and kind of device: its own, or as `kinds` says.
+
+    Raises ConfigError for tensors that are divided over ranks: nobody has them whole.
+    """
+    if any(is_dtensor(tensor) for tensor in tensors):
+        raise ConfigError(
+            "the State holds a model or optimizer that is divided over the workers (FSDP, DTensor), of which no "
+            "worker has a copy to give: hold it in a stoker.Sharded (docs/how-to/sharded-models.md)"
+        )
     described = [
         [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), kind]
         for tensor, kind in zip(tensors, kinds or [t.device.type for t in tensors], strict=True)

@@ -15,8 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.data.session import session
 from stoker.errors import ConfigError
 from stoker.train.context import Context
+from stoker.train.dtensors import refuse_divided
 from stoker.train.exact.mode import ExactMode
 from stoker.train.grad_scaling import forget_scaling
+from stoker.train.keras_state import KerasOptimizer, adapted, refuse_keras_step, weights_of
+from stoker.train.module_state import export_module, hyperparameters_of, load_module
 from stoker.train.packing import normalised, pack, placed_as
 from stoker.train.random_states import RandomStates
 from stoker.train.runtime import Runtime, runtime
@@ -26,6 +29,8 @@ from stoker.train.tuning_batches import micro_batches
 from stoker.train.world_changes import Callback, WorldChanges
 
 Rule = TypeVar("Rule", bound=Callable[[Context], object])
+
+OPTIMIZERS = (torch.optim.Optimizer, KerasOptimizer)
 
 
 @dataclass
@@ -62,8 +67,9 @@ class State:
         **items: Any,
     ) -> None:
         put = super().__setattr__
+        given, items = items, adapted(items)
         modules = {k: v for k, v in items.items() if isinstance(v, torch.nn.Module)}
-        optimizers = {k: v for k, v in items.items() if isinstance(v, torch.optim.Optimizer)}
+        optimizers = {k: v for k, v in items.items() if isinstance(v, OPTIMIZERS)}
         rest = {k: v for k, v in items.items() if k not in modules and k not in optimizers}
         objects = {
             k: v for k, v in rest.items() if hasattr(v, "state_dict") and hasattr(v, "load_state_dict")
@@ -74,6 +80,7 @@ class State:
                 raise ConfigError(f"State cannot hold {name!r}: the name is taken")
         pack(values, [])
         pack({k: v.state_dict() for k, v in objects.items()}, [])
+        put("_given", {k: v for k, v in given.items() if items[k] is not v})
         put("_modules", modules)
         put("_optimizers", optimizers)
         put("_objects", objects)
@@ -94,6 +101,8 @@ class State:
             optimizer.register_step_pre_hook(self._on_optimizer_step)
         self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every)
 
+    _given: dict[str, Any]
+    """What the script has given of which an adapter is held."""
     _modules: dict[str, torch.nn.Module]
     _optimizers: dict[str, torch.optim.Optimizer]
     _objects: dict[str, Any]
@@ -113,7 +122,7 @@ class State:
     top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
 
     def __getattr__(self, name: str) -> Any:
-        for kind in ("_values", "_modules", "_optimizers", "_objects"):
+        for kind in ("_given", "_values", "_modules", "_optimizers", "_objects"):
             held = self.__dict__.get(kind, {})
             if name in held:
                 return self._exact.face(held[name])
@@ -267,11 +276,12 @@ class State:
         """Put aside what a broken step could have changed."""
         if self._modes is None:
             self._modes = Modes(self._modules.values())
+        refuse_divided(self._modules)
         self._buffers.renew(self._modules.values())
         self._seal = _Seal(
             values=copy.deepcopy(self._values),
             objects={k: copy.deepcopy(v.state_dict()) for k, v in self._objects.items()},
-            groups={k: _hyperparameters(o) for k, o in self._optimizers.items()},
+            groups={k: hyperparameters_of(o) for k, o in self._optimizers.items()},
             positions=session().positions(),
         )
         self._random.keep()
@@ -305,7 +315,7 @@ class State:
         change of them. Raises ConfigError.
         """
         self.seal()
-        versions = [(p, p._version) for top in self._modules.values() for p in top.parameters()]
+        versions = [(p, p._version) for top in self._modules.values() for p in weights_of(top)]
         self._rehearses = True
         try:
             yield
@@ -321,7 +331,7 @@ class State:
     def export(self) -> dict[str, Any]:
         """All of it, as nested plain values and tensors, such as a copy or a checkpoint holds. Raises ConfigError."""
         every = {
-            "modules": {k: m.state_dict() for k, m in self._modules.items()},
+            "modules": {k: export_module(m) for k, m in self._modules.items()},
             "optimizers": {k: o.state_dict() for k, o in self._optimizers.items()},
             "objects": {k: o.state_dict() for k, o in self._objects.items()},
             "values": self._values,
@@ -347,7 +357,7 @@ class State:
         self._exact.adopt(state.get("world", {}).get("exact", {}), is_peer=is_peer)
         try:
             for name, module in self._modules.items():
-                module.load_state_dict(state["modules"][name])
+                load_module(module, state["modules"][name])
             for name, optimizer in self._optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
         except (RuntimeError, ValueError) as error:
@@ -373,12 +383,14 @@ class State:
         self._wrapped.clear()
         self._exact.leave()
 
-    def _on_optimizer_step(self, *_: Any) -> None:
+    def _on_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if self._rehearses:
             raise ConfigError(
                 "warm_up must not step an optimizer: it would change parameters, which is not undone; leave it out, a "
                 "forward and backward pass is enough"
             )
+        refuse_keras_step(optimizer, session(), uses_ddp=bool(self._wrapped))
+        self._runtime.steps.confirm()
         self._exact.check_optimizer_step()
         self._stepped = True
         self._runtime.steps.accumulation.forget()
@@ -390,7 +402,3 @@ class State:
 
     def _names(self) -> list[str]:
         return [*self._modules, *self._optimizers, *self._objects, *self._values]
-
-
-def _hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

@@ -18,6 +18,7 @@ from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
+from stoker.train.sharded_parts import ShardedParts
 from stoker.train.time_spent import time_spent
 from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
@@ -39,6 +40,7 @@ class Steps:
         self.confirm: Callable[[], None] = lambda: None
         """Raises RuntimeError where what collectives have brought cannot be believed."""
         self.accumulation = Accumulation()
+        self.sharded = ShardedParts()
         self._checkpoints: CheckpointFolder | None = None
         self._checkpoint_dir = settings.checkpoint_dir
         self._checkpoint_every = settings.checkpoint_every
@@ -60,6 +62,7 @@ class Steps:
         folder = checkpoint_dir or self._checkpoint_dir
         if folder is not None:
             self._checkpoints = CheckpointFolder(Path(folder))
+            self.sharded.store_in(self._checkpoints.folder)
         if checkpoint_every is not None:
             self._checkpoint_every = checkpoint_every
         if self._checkpoint_every < 1:
@@ -138,13 +141,16 @@ class Steps:
         """Seal the step; leave the world here if it is to change. Raises RuntimeError for a step that is void."""
         self.confirm()
         self.accumulation.forget()
+        self.sharded.commit(self._link.core.commits + 1, self.confirm)
         state.seal()
         must_stop = self._link.commit(self._own_work_s())
         live, commits = self._live, self._link.core.commits
         if self._ledger is not None:
             self._ledger.committed(live.generation, commits, live.rank)
-        if self._checkpoints is not None and live.rank == 0 and commits % self._checkpoint_every == 0:
-            self._save(self._checkpoints, commits, state)
+        folder = self._checkpoints if commits % self._checkpoint_every == 0 else None
+        if folder is not None and self.sharded.save(folder.folder, commits) and live.rank == 0:
+            self._save(folder, commits, state)
+            self.sharded.remove_old(folder.folder)
         if must_stop:
             raise WorldChanged
         if self.tuning is not None:

@@ -103,7 +103,7 @@ class Worlds:
 
         Raises RuntimeError when the device is lost: then this process must end, for a new one to take its place.
         """
-        clean = state.stands_at_commit
+        clean = state.stands_at_commit and not self._steps.sharded.is_lost
         self._take_down(state)
         synchronize(self._device)
         state.roll_back()
@@ -190,6 +190,7 @@ class Worlds:
         live = self._live
         live.rank, live.world_size, live.generation = rank, world.size, world.generation
         self._steps.begin()
+        self._steps.sharded.enter(world, member.local_world_size, self._device, self._steps.confirm)
         link.synced(world.commits)
         self._steps.entered(world, rank, copied=member.copy_state, device=self._device)
 
@@ -224,6 +225,7 @@ class Worlds:
 
     def _take_down(self, state: Sealed) -> None:
         state.forget_group()
+        self._steps.sharded.forget()
         gc.collect()
         if self._group is not None:
             self._group.close()

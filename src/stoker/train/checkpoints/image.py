@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stoker.errors import WireError
+from stoker.train.dtensors import box_of, local_of
 from stoker.train.packing import pack, unpack
 
 
@@ -49,12 +50,15 @@ class Image(NamedTuple):
 
 
 def image_of(commits: int, state: dict[str, Any]) -> Image:
-    """Of an exported state; the pieces are its own tensors, wherever they are. Raises ConfigError."""
+    """Of an exported state; the pieces are its own tensors, wherever they are, of a DTensor what is here of it.
+
+    Raises ConfigError.
+    """
     tensors: list[torch.Tensor] = []
     plain = pack(state, tensors)
     names = _names(plain, len(tensors))
     pieces = [
-        Piece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+        Piece(name, tuple(tensor.shape), box_of(tensor).offsets, local_of(tensor))
         for name, tensor in zip(names, tensors, strict=True)
     ]
     return Image(commits, plain, pieces)
