@@ -131,8 +131,9 @@ def test_a_writer_to_s3_that_is_killed_leaves_a_torn_one(
 ) -> None:
     storage = CheckpointStorage(s3_url)
     storage.write(image_at(1))
-    storage.write_pieces(2, 0, image_at(2).pieces, "killed")  # its file is there, the manifest is not
     killed_writer(s3_url, KEYS, 38)
+    assert [held.commits for held in storage.held() if not held.is_torn] == [1]
+    storage.write_pieces(2, 0, image_at(2).pieces, "killed")  # its file is there, the manifest is not
     found = storage.read_newest()
     assert found is not None
     assert found.commits == 1

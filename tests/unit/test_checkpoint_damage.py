@@ -69,9 +69,9 @@ def test_where_none_can_be_read_the_run_does_not_begin_anew(
 ) -> None:
     for commits in (1, 2):
         flip(tmp_path / f"step-{commits:012d}" / METADATA, 20)
-    with pytest.raises(EnvironmentProblem, match="no checkpoint in .* can be read"):
+    with pytest.raises(EnvironmentProblem, match=r"no checkpoint in .* can be read"):
         storage.newest()
-    with pytest.raises(EnvironmentProblem, match="no checkpoint in .* can be read"):
+    with pytest.raises(EnvironmentProblem, match=r"no checkpoint in .* can be read"):
         storage.read_newest()
 
 
@@ -83,7 +83,7 @@ def test_where_no_tensors_can_be_read_the_run_does_not_begin_anew(
             b"x" * (tmp_path / f"step-{commits:012d}" / DATA).stat().st_size
         )
     assert storage.newest() is not None  # which reads no tensors
-    with pytest.raises(EnvironmentProblem, match="no checkpoint in .* can be read"):
+    with pytest.raises(EnvironmentProblem, match=r"no checkpoint in .* can be read"):
         storage.read_newest()
 
 
