@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -53,6 +54,14 @@ class SaverProcess:
             pass
         return heard
 
+    def end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        for pipe in (self.child.stdin, self.child.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
     def snapshot(self, commits: int, megabytes: int = 1) -> None:
         tensors: dict[str, Any] = {f"w{i}": torch.full((250_000,), float(commits)) for i in range(megabytes)}
         torch.save({"modules": {"m": tensors}, "values": {}}, self.folder / "part")
@@ -63,8 +72,7 @@ class SaverProcess:
 def saver(tmp_path: Path) -> Iterator[SaverProcess]:
     made = SaverProcess(tmp_path / "shm", str(tmp_path / "out"))
     yield made
-    made.child.kill()
-    made.child.communicate()
+    made.end()
 
 
 def test_snapshots_that_appear_are_written(saver: SaverProcess) -> None:
@@ -120,6 +128,5 @@ def test_a_saver_that_is_killed_leaves_the_checkpoint_before(saver: SaverProcess
         again.tell(Command(finish=True))
         assert again.child.wait(60) == 0
     finally:
-        again.child.kill()
-        again.child.communicate()
+        again.end()
     assert sorted(entry.name for entry in out.iterdir()) == ["step-000000000003", "step-000000000005"]

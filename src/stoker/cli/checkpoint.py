@@ -60,9 +60,9 @@ def add_checkpoint_parser(subparsers: Any) -> None:
         "  stoker checkpoint export /shared/checkpoints all.pt\n"
         "  stoker checkpoint export s3://bucket/run-7 model.pt --only modules.model --commits 1200\n"
         "  stoker checkpoint export s3://bucket/run-7 model.safetensors --only modules.model\n\n"
-        "torch.load(DST, weights_only=True) reads it: a dict of modules, optimizers, objects, values and positions, or\n"
-        "with --only what is at that place in it. Without --commits it is the newest whole one. safetensors holds\n"
-        "tensors and nothing else.",
+        "torch.load(DST, weights_only=True) reads it: a dict of modules, optimizers, objects, values and positions,\n"
+        "or with --only what is at that place in it. Without --commits it is the newest whole one. safetensors\n"
+        "holds tensors and nothing else.",
     )  # fmt: skip
     export.add_argument("target", metavar="DST", type=Path, help="a file that is not there yet")
     export.add_argument("--commits", metavar="N", type=int, help="that one, instead of the newest")

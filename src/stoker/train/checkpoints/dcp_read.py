@@ -123,7 +123,8 @@ def _load(raw: memoryview, chunk: Chunk, directory: str) -> torch.Tensor:
     try:
         tensor = torch.load(cast(IO[bytes], _View(raw)), map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        raise CheckpointDamaged(f"{where} cannot be read: {error}") from error
+        why = str(error).partition("\n")[0]  # torch goes on with how to read it unsafely
+        raise CheckpointDamaged(f"{where} cannot be read: {why}") from error
     if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
         raise CheckpointDamaged(f"{where} is not the tensor that was written")
     if tensor.dtype != dtype_of(chunk) or hash_of(tensor) != chunk.xxh128:
