@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+
+import torch
 
 
 class Sealed(Protocol):
@@ -21,6 +24,14 @@ class Sealed(Protocol):
     def export(self) -> dict[str, Any]: ...
 
     def load(self, state: dict[str, Any]) -> None: ...
+
+    def restore_random(self, state: dict[str, Any]) -> None:
+        """Go on with the random generators of an exported state, if it is of this very rank."""
+        ...
+
+    def stable_tensors(self) -> Iterable[torch.Tensor]:
+        """Tensors that only an optimizer's step changes, beside what optimizers keep."""
+        ...
 
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""

@@ -16,9 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.data.session import session
 from stoker.errors import ConfigError
 from stoker.train.accelerator import device_rng_states, restore_rng_states
+from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.grad_scaling import forget_scaling
 from stoker.train.numpy_random import NumpyRandomCopy
 from stoker.train.packing import normalised, pack, placed_as
+from stoker.train.random_states import random_states, restore_random_states
 from stoker.train.runtime import Runtime, runtime
 from stoker.train.state_buffers import BufferCopies
 from stoker.train.state_modes import Modes
@@ -45,9 +47,10 @@ class State:
     Every keyword becomes an attribute: `State(model=model, optimizer=opt, epoch=0).epoch`. Plain values may be
     assigned (`state.epoch += 1`) and belong to the next commit.
 
-    `checkpoint_dir`, `checkpoint_every`: write a checkpoint every so many commits (rank 0 does), and start from
-    the newest one; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword arguments for
-    torch's DistributedDataParallel.
+    `checkpointer`: a `stoker.Checkpointer`, which keeps copies of it in memory and in a storage, and starts from the
+    newest. `checkpoint_dir`, `checkpoint_every`: the same as `Checkpointer(checkpoint_dir, every_s=None,
+    every_commits=checkpoint_every)`; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword
+    arguments for torch's DistributedDataParallel.
 
     Raises ConfigError for anything else than the kinds above, and for `checkpoint_every` below 1.
     """
@@ -57,6 +60,7 @@ class State:
         *,
         checkpoint_dir: str | None = None,
         checkpoint_every: int | None = None,
+        checkpointer: Checkpointer | None = None,
         ddp_options: dict[str, Any] | None = None,
         **items: Any,
     ) -> None:
@@ -89,7 +93,7 @@ class State:
         for optimizer in optimizers.values():
             optimizer.register_step_pre_hook(self._on_optimizer_step)
         self._runtime.connect()
-        self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every)
+        self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every, checkpointer)
 
     _modules: dict[str, torch.nn.Module]
     _optimizers: dict[str, torch.optim.Optimizer]
@@ -266,12 +270,14 @@ class State:
             "objects": {k: o.state_dict() for k, o in self._objects.items()},
             "values": self._values,
             "positions": session().positions(),
+            "random": random_states(session().rank, self._runtime.device),
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over an exported state, each tensor on the device of its own. Raises ConfigError when it is another
-        script's."""
+        """Take over an exported state, each tensor on the device of its own. The random generators stay this rank's
+        own; see `restore_random`. Raises ConfigError when it is another script's."""
+        self._runtime.steps.settle()
         for kind, mine in (
             ("modules", self._modules),
             ("optimizers", self._optimizers),
@@ -297,6 +303,14 @@ class State:
         session().restore(state["positions"])
         self._stepped = False
 
+    def restore_random(self, state: dict[str, Any]) -> None:
+        """Go on with the random generators of an exported state, if it is of this very rank."""
+        restore_random_states(state.get("random"), session().rank, self._runtime.device)
+
+    def stable_tensors(self) -> Iterator[torch.Tensor]:
+        """Tensors that only an optimizer's step changes, beside what optimizers keep."""
+        return (parameter for module in self._modules.values() for parameter in module.parameters())
+
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""
         self._wrapped.clear()
@@ -308,6 +322,7 @@ class State:
                 "forward and backward pass is enough"
             )
         self._stepped = True
+        self._runtime.steps.settle()
         self._runtime.steps.accumulation.forget()
 
     def _main_module(self) -> torch.nn.Module | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -15,6 +13,7 @@ from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import WorkerSettings
 from stoker.train.accumulation import Accumulation
 from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
@@ -23,8 +22,6 @@ from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
 from stoker.wire.job import WorldView
 from stoker.wire.remarks import Remark
-
-log = logging.getLogger("stoker.train")
 
 
 class Steps:
@@ -39,9 +36,9 @@ class Steps:
         self.confirm: Callable[[], None] = lambda: None
         """Raises RuntimeError where what collectives have brought cannot be believed."""
         self.accumulation = Accumulation()
-        self._checkpoints: CheckpointFolder | None = None
-        self._checkpoint_dir = settings.checkpoint_dir
-        self._checkpoint_every = settings.checkpoint_every
+        self._settings = settings
+        self._checkpointer: Checkpointer | None = None
+        self._local_rank = settings.local_rank
         self._unreadable: EnvironmentProblem | None = None
         """No checkpoint could be read: that matters unless a peer has the state."""
         self._ledger = Ledger(settings.audit_dir, settings.worker) if settings.audit_dir else None
@@ -52,36 +49,64 @@ class Steps:
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def checkpoint_to(self, checkpoint_dir: str | None, checkpoint_every: int | None) -> None:
+    def checkpoint_to(
+        self,
+        checkpoint_dir: str | None,
+        checkpoint_every: int | None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
         """Where a State's checkpoints go and how often; None leaves it to the settings.
 
-        Raises ConfigError for a number below 1.
+        Raises ConfigError for a number below 1, and for both a checkpointer and a folder.
         """
-        folder = checkpoint_dir or self._checkpoint_dir
-        if folder is not None:
-            self._checkpoints = CheckpointFolder(Path(folder))
-        if checkpoint_every is not None:
-            self._checkpoint_every = checkpoint_every
-        if self._checkpoint_every < 1:
+        every = checkpoint_every if checkpoint_every is not None else self._settings.checkpoint_every
+        if every < 1:
             source = "STOKER_CHECKPOINT_EVERY" if checkpoint_every is None else "State(checkpoint_every=…)"
             raise ConfigError(
-                f"{source} must be at least 1 commit, not {self._checkpoint_every}: to write no checkpoints, name no "
-                "folder for them"
+                f"{source} must be at least 1 commit, not {every}: to write no checkpoints, name no folder for them"
             )
+        folder = checkpoint_dir or self._settings.checkpoint_dir
+        if checkpointer is None and folder is not None:
+            checkpointer = Checkpointer(folder, every_s=None, every_commits=every)
+        elif checkpointer is not None and (checkpoint_dir is not None or checkpoint_every is not None):
+            raise ConfigError(
+                "State(checkpointer=…) says where checkpoints go and when: leave checkpoint_dir and checkpoint_every "
+                "out"
+            )
+        if checkpointer is not None:
+            checkpointer.connect(self._settings)
+        self._checkpointer = checkpointer
 
     def load_checkpoint(self, state: Sealed) -> None:
         """Start from the newest checkpoint, if there is one."""
         saved = None
         try:
-            saved = self._checkpoints.newest() if self._checkpoints is not None else None
+            saved = self._checkpointer.newest() if self._checkpointer is not None else None
         except EnvironmentProblem as error:
             self._unreadable = error
         if saved is not None:
-            core = self._link.core
-            core.commits, exported = saved
+            self._link.core.commits, exported = saved
             state.load(exported)
-            log.info("state loaded from the checkpoint at commit %d", core.commits)
+            state.restore_random(exported)
         state.seal()
+
+    def settle(self) -> None:
+        """The state is about to change otherwise than by a commit."""
+        if self._checkpointer is not None:
+            self._checkpointer.settle()
+
+    def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
+        is_due = checkpointer.is_due(commits)
+        if is_due and self._live.rank == 0 and checkpointer.folder is not None:
+            self._save(checkpointer.folder, commits, state)
+        if self._local_rank == 0:
+            began = time.perf_counter()
+            checkpointer.snapshot(commits, state, is_due=is_due)
+            self._saving_s += time.perf_counter() - began
+            if (news := checkpointer.news()) is not None:
+                text, is_good = news
+                words = f"at commit {commits}" if is_good else text
+                self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
 
     def _save(self, folder: CheckpointFolder, commits: int, state: Sealed) -> None:
         """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
@@ -123,10 +148,11 @@ class Steps:
             raise unreadable
         if self._ledger is not None:
             self._ledger.entered(world, rank, copied=copied)
-        if not self._tunes:
-            return
         member = world.member(self._link.core.worker)
         assert member is not None
+        self._local_rank = member.local_rank
+        if not self._tunes:
+            return
         bounds = bounds_of(device, member.local_world_size)
         if self.tuning is None:
             self.tuning = start_tuning(self._live, device, bounds)
@@ -143,8 +169,8 @@ class Steps:
         live, commits = self._live, self._link.core.commits
         if self._ledger is not None:
             self._ledger.committed(live.generation, commits, live.rank)
-        if self._checkpoints is not None and live.rank == 0 and commits % self._checkpoint_every == 0:
-            self._save(self._checkpoints, commits, state)
+        if self._checkpointer is not None:
+            self._checkpoint(self._checkpointer, commits, state)
         if must_stop:
             raise WorldChanged
         if self.tuning is not None:
@@ -161,6 +187,8 @@ class Steps:
         """No step will come any more."""
         if self._ledger is not None:
             self._ledger.close()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
 
     def _own_work_s(self) -> float:
         """The step's own work ended when its gradients were ready; what came then was waiting for others."""
