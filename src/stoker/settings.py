@@ -130,6 +130,9 @@ class WorkerSettings:
     run_id: str
     """The job; empty: the script runs alone."""
 
+    has_saver: bool = False
+    """Whether the agent has snapshots written to a storage, where one is named in their folder."""
+
 
 @dataclass(frozen=True)
 class CacheSettings:
@@ -167,6 +170,7 @@ def worker_settings() -> WorkerSettings:
         world_size=int(_number(env, "WORLD_SIZE", 1)),
         snapshot_dir=env.get("STOKER_SNAPSHOT_DIR") or None,
         run_id=env.get("TORCHELASTIC_RUN_ID", ""),
+        has_saver=env.get("STOKER_SAVER", "0") not in ("", "0"),
     )
 
 

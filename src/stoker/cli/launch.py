@@ -227,6 +227,7 @@ def _agent_config(
 ) -> AgentConfig:
     extra = dict(launch.environment)
     extra["STOKER_SNAPSHOT_DIR"] = str(snapshots) if snapshots is not None else ""
+    extra["STOKER_SAVER"] = "1" if snapshots is not None else "0"
     extra["STOKER_NODE_ADDRESS"] = hosting.address
     if cache is not None:
         extra["STOKER_CACHE_ENDPOINT"] = cache.url
@@ -234,7 +235,10 @@ def _agent_config(
     if launch.cache_endpoint is not None:
         extra["STOKER_CACHE_ENDPOINT"] = launch.cache_endpoint
     if launch.checkpoint_dir is not None:
-        extra["STOKER_CHECKPOINT_DIR"] = str(Path(launch.checkpoint_dir).resolve())
+        is_url = "://" in launch.checkpoint_dir
+        extra["STOKER_CHECKPOINT_DIR"] = (
+            launch.checkpoint_dir if is_url else str(Path(launch.checkpoint_dir).resolve())
+        )
         extra["STOKER_CHECKPOINT_EVERY"] = str(launch.checkpoint_every)
     extra["STOKER_ACCELERATOR"] = launch.accelerator
     if launch.auto_tune:
@@ -252,6 +256,7 @@ def _agent_config(
         run_id=launch.job,
         log_dir=folder,
         runtime_dir=runtime_dir(),
+        snapshot_dir=snapshots,
         environment=environment(),
         extra=extra,
         slot_environments=launch.slot_environments,

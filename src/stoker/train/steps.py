@@ -14,6 +14,7 @@ from stoker.settings import WorkerSettings
 from stoker.train.accumulation import Accumulation
 from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.checkpoints.checkpointer import Checkpointer
+from stoker.train.checkpoints.storage_port import UrlStorage
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
@@ -68,6 +69,7 @@ class Steps:
         folder = checkpoint_dir or self._settings.checkpoint_dir
         if checkpointer is None and folder is not None:
             checkpointer = Checkpointer(folder, every_s=None, every_commits=every)
+            checkpointer.may_be_behind = False  # files, each there as soon as its commit is over
         elif checkpointer is not None and (checkpoint_dir is not None or checkpoint_every is not None):
             raise ConfigError(
                 "State(checkpointer=…) says where checkpoints go and when: leave checkpoint_dir and checkpoint_every "
@@ -97,7 +99,8 @@ class Steps:
 
     def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
         is_due = checkpointer.is_due(commits)
-        if is_due and self._live.rank == 0 and checkpointer.folder is not None:
+        writes = self._live.rank == 0 and not checkpointer.is_behind
+        if is_due and writes and checkpointer.folder is not None:
             self._save(checkpointer.folder, commits, state)
         if self._local_rank == 0:
             began = time.perf_counter()
@@ -108,7 +111,7 @@ class Steps:
                 words = f"at commit {commits}" if is_good else text
                 self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
 
-    def _save(self, folder: CheckpointFolder, commits: int, state: Sealed) -> None:
+    def _save(self, folder: CheckpointFolder | UrlStorage, commits: int, state: Sealed) -> None:
         """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
         before = folder.problem
         live, progress = self._live, self._live.progress

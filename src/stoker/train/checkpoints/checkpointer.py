@@ -19,8 +19,16 @@ from stoker.train.checkpoints.due import Due
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.memory import MemorySlots
 from stoker.train.checkpoints.nearest import newest_in_memory
-from stoker.train.checkpoints.storage_port import FolderStorage, Loaded, Storage
+from stoker.train.checkpoints.storage_port import (
+    FolderStorage,
+    Loaded,
+    Storage,
+    UrlStorage,
+    ask_saver,
+    newest_of,
+)
 from stoker.train.sealed import Sealed
+from stoker.wire.saving import StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
 EVERY_S = 60.0
@@ -39,10 +47,12 @@ class Checkpointer:
     all workers of a run are gone, those that the agents start in their places go on from the newest snapshot, without
     reading from a storage. Snapshots go with their agent, or with the process where a script runs alone.
 
-    `url`: a folder that all nodes share, in which rank 0 keeps the last `keep` checkpoints as well, for when all nodes
-    are gone; by default what `stoker run --checkpoint-dir` says. `in_memory=False` takes no snapshots. `overlap=False`
-    has the training wait while one is copied: for scripts that change parameters in other ways than by an optimizer's
-    `step()`, such as through `.data`, or by a CUDA graph that holds the step.
+    `url`: where the last `keep` checkpoints are kept as well, for when all nodes are gone: a folder that all nodes
+    share, s3://bucket/prefix, or what else fsspec opens; by default what `stoker run --checkpoint-dir` says. A process
+    beside the workers of rank 0's node writes snapshots there, behind the training; without snapshots, and where a
+    script runs alone, rank 0 does so itself while the training waits. `in_memory=False` takes no snapshots.
+    `overlap=False` has the training wait while one is copied: for scripts that change parameters in other ways than by
+    an optimizer's `step()`, such as through `.data` or by a CUDA graph that holds the step.
 
     The node's memory must have room for two copies of the state. Where it has not, the run goes on without, and says
     so.
@@ -70,6 +80,10 @@ class Checkpointer:
             raise ConfigError(f"Checkpointer(keep=…) must be at least 1, not {keep}")
         self.folder = _folder_of(url, keep) if url is not None else None
         """What rank 0 writes to; None: checkpoints are in memory alone."""
+        self.may_be_behind = True
+        """Whether the node's saver may write snapshots to the storage in place of rank 0's training thread."""
+        self._url = url
+        self._has_saver = False
         self.slots: MemorySlots | None = None
         """This worker's own snapshots, once it takes some."""
         self._keep = keep
@@ -89,8 +103,16 @@ class Checkpointer:
         """Take over what the agent says. Raises ConfigError."""
         self._run_id = settings.run_id
         self._shared = Path(settings.snapshot_dir) if settings.snapshot_dir is not None else None
-        if self.folder is None and settings.checkpoint_dir is not None:
-            self.folder = _folder_of(settings.checkpoint_dir, self._keep)
+        if self._url is None and settings.checkpoint_dir is not None:
+            self._url = settings.checkpoint_dir
+            self.folder = _folder_of(self._url, self._keep)
+        if settings.has_saver and self.may_be_behind and self._in_memory and self._shared is not None:
+            self._call_saver(self._shared)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the node's saver writes to the storage. Where there are no snapshots it cannot."""
+        return self._has_saver and self._in_memory and not (self.slots is not None and self.slots.problem)
 
     def newest(self) -> Loaded | None:
         """The newest state of all that can be read here: of this node's memory, or of the storage.
@@ -157,9 +179,23 @@ class Checkpointer:
 
     def _saved(self, beyond: int) -> Loaded | None:
         """Of the storage, where it has one of more commits than that; it is not read otherwise."""
-        storage: Storage | None = FolderStorage(self.folder) if self.folder is not None else None
-        kept = storage.newest() if storage is not None else None
+        storages: list[Storage] = []
+        if isinstance(self.folder, CheckpointFolder):
+            storages.append(FolderStorage(self.folder))
+        if self._url is not None:
+            storages.append(UrlStorage(self._url, self._keep))
+        kept = newest_of(storages)
         return kept.load() if kept is not None and kept.commits > beyond else None
+
+    def _call_saver(self, shared: Path) -> None:
+        if self._url is None:
+            return
+        url = self._url if "://" in self._url else str(Path(self._url).resolve())
+        try:
+            ask_saver(shared, StorageWanted(url, self._keep))
+            self._has_saver = True
+        except EnvironmentProblem as error:
+            log.warning("checkpoints are written by rank 0 itself: %s", error)
 
     def _open(self) -> MemorySlots | None:
         """The slots, in the agent's folder or one that is removed with this process; None: it cannot be made."""
@@ -197,10 +233,8 @@ def _remove_own(folder: Path, owner: int) -> None:
         remove_folder(folder)
 
 
-def _folder_of(url: str, keep: int) -> CheckpointFolder:
+def _folder_of(url: str, keep: int) -> CheckpointFolder | UrlStorage:
     parts = urlsplit(url)
     if "://" in url and parts.scheme != "file":
-        raise ConfigError(
-            f"Checkpointer({url!r}): checkpoints are written to folders; give a path or a file:// URL"
-        )
+        return UrlStorage(url, keep)
     return CheckpointFolder(Path(unquote(parts.path)) if parts.scheme == "file" else Path(url), keep)

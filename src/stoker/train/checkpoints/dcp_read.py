@@ -13,7 +13,7 @@ import torch
 
 from stoker.errors import CheckpointDamaged
 from stoker.train.checkpoint import UNREADABLE
-from stoker.train.checkpoints.dcp_write import hash_of
+from stoker.train.checkpoints.hashing import hash_of
 from stoker.train.checkpoints.manifest import Chunk
 from stoker.train.checkpoints.places import Place
 

@@ -1,35 +1,26 @@
-"""Pieces of tensors as torch.distributed.checkpoint writes them: through its own writer, without a process group."""
+"""Pieces of tensors as torch.distributed.checkpoint writes them: through its own writer, without a process group.
+
+It is imported where something is written alone: it takes long.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from stoker.train.checkpoints.hashing import HashingSink, hash_of
 from stoker.train.checkpoints.image import Piece
-from stoker.train.checkpoints.manifest import Chunk, File
-from stoker.train.checkpoints.places import Place, Sink
-
-HASH_BYTES = 16 * 1024 * 1024
-"""Hashed at a time."""
-
-
-@dataclass
-class Written:
-    """What a writer has put into a directory."""
-
-    files: list[File]
-    chunks: list[Chunk]
+from stoker.train.checkpoints.manifest import Chunk, File, Written
+from stoker.train.checkpoints.places import Place
 
 
 def write_pieces(
@@ -77,49 +68,6 @@ def write_metadata(
     ]
     _writer(files).finish(metadata, [results])
     return files.written
-
-
-def hash_of(tensor: torch.Tensor) -> str:
-    """Of its elements, in the order of rows."""
-    hashed = xxhash.xxh3_128()
-    if tensor.numel():
-        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        for at in range(0, len(raw), HASH_BYTES):
-            hashed.update(raw[at : at + HASH_BYTES].data)
-    return hashed.hexdigest()
-
-
-class HashingSink:
-    """What torch wants of a stream, before a place's; it knows what went through."""
-
-    def __init__(self, sink: Sink, wrote: Callable[[int], None]) -> None:
-        self._sink = sink
-        self._wrote = wrote
-        self._hash = xxhash.xxh3_128()
-        self.size_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        """A whole tensor comes at once."""
-        view = memoryview(data).cast("B")
-        for at in range(0, len(view), HASH_BYTES):
-            part = view[at : at + HASH_BYTES]
-            self._sink.write(part)
-            self._hash.update(part)
-            self.size_bytes += len(part)
-            self._wrote(len(part))
-        return len(view)
-
-    def tell(self) -> int:
-        return self.size_bytes
-
-    def flush(self) -> None:
-        """The place does that."""
-
-    def close(self) -> None:
-        """The place does that."""
-
-    def file(self, name: str) -> File:
-        return File(name, self.size_bytes, self._hash.hexdigest())
 
 
 class _Planner(DefaultSavePlanner):

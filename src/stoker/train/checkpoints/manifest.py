@@ -4,7 +4,7 @@ whole."""
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -50,6 +50,13 @@ class Chunk(msgspec.Struct, frozen=True):
     start: Size
     length: Size
     """Of what torch.save made of it, in bytes."""
+
+
+class Written(NamedTuple):
+    """What a writer has put into a directory."""
+
+    files: list[File]
+    chunks: list[Chunk]
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from stoker.base.rng import Rng
 from stoker.errors import StokerError, WireError
 from stoker.platform.local import die_with
 from stoker.train.checkpoints.saving import Saver, SnapshotSource
+from stoker.train.checkpoints.snapshots import SlotSnapshots
 from stoker.train.checkpoints.storage import CheckpointStorage
 from stoker.wire.saving import Command, Result, decode_command, encode_line
 
@@ -110,3 +111,7 @@ def main(open_source: OpenSource) -> int:
     reading.start()
     Service(open_source, say, Rng(os.getpid())).serve(commands)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(SlotSnapshots))

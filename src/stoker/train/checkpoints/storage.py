@@ -15,7 +15,7 @@ import torch
 
 from stoker import __version__
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem
-from stoker.train.checkpoints.dcp_write import HashingSink, Written, write_metadata, write_pieces
+from stoker.train.checkpoints.hashing import HashingSink
 from stoker.train.checkpoints.image import Image, Piece
 from stoker.train.checkpoints.manifest import (
     FORMAT,
@@ -27,6 +27,7 @@ from stoker.train.checkpoints.manifest import (
     Manifest,
     Part,
     Pieces,
+    Written,
     commits_of,
     decode,
     encode,
@@ -80,7 +81,7 @@ class CheckpointStorage:
         directory = self._place.begin(step, attempt)
         try:
             plain = _plain_piece(image.plain, [piece.name for piece in image.pieces])
-            written = write_pieces(self._place, directory, 0, [*_written_ones(image.pieces), plain], wrote)
+            written = self._write(directory, 0, [*_written_ones(image.pieces), plain], wrote)
             return self._publish(image.commits, directory, 1, written, wrote)
         except BaseException:
             if directory != step:
@@ -99,7 +100,7 @@ class CheckpointStorage:
         """What this rank has of a state that is divided. Every rank names the same `attempt`, which no earlier one of
         the run had: `finish` puts together what belongs to it. Raises EnvironmentProblem."""
         directory = self._begin(commits, attempt)
-        written = write_pieces(self._place, directory, rank, _written_ones(pieces), wrote)
+        written = self._write(directory, rank, _written_ones(pieces), wrote)
         files = written.files or [self._put(directory, f"__{rank}_0.distcp", b"", wrote)]
         part = Part(attempt, rank, files[0], written.chunks)
         self._put(directory, _part_name(rank), encode(part), wrote)
@@ -132,15 +133,20 @@ class CheckpointStorage:
                     f"rank {rank} has not written its pieces of the checkpoint at commit {commits} to {self.shown}"
                 )
             written.files.append(part.file)
-            written.chunks += part.chunks
+            written.chunks.extend(part.chunks)
         plain_piece = _plain_piece(plain, list(names))
-        last = write_pieces(self._place, directory, world_size, [plain_piece], wrote)
-        written.files += last.files
-        written.chunks = list({(c.name, c.offsets): c for c in [*written.chunks, *last.chunks]}.values())
+        last = self._write(directory, world_size, [plain_piece], wrote)
+        chunks = {(c.name, c.offsets): c for c in [*written.chunks, *last.chunks]}  # replicated ones once
+        written = Written([*written.files, *last.files], list(chunks.values()))
         _check_wholes(written.chunks, names)
         for rank in range(world_size):
             self._place.drop(directory, _part_name(rank))
         return self._publish(commits, directory, world_size, written, wrote)
+
+    def _write(self, directory: str, rank: int, pieces: Sequence[Piece], wrote: Wrote) -> Written:
+        from stoker.train.checkpoints.dcp_write import write_pieces
+
+        return write_pieces(self._place, directory, rank, pieces, wrote)
 
     def _begin(self, commits: int, attempt: str) -> str:
         if not _ATTEMPT.match(attempt):
@@ -150,6 +156,8 @@ class CheckpointStorage:
     def _publish(
         self, commits: int, directory: str, world_size: int, written: Written, wrote: Wrote
     ) -> Manifest:
+        from stoker.train.checkpoints.dcp_write import write_metadata
+
         metadata = write_metadata(self._place, directory, written.chunks, wrote)
         pieces = self._put(directory, PIECES, encode(Pieces(written.chunks)), wrote)
         manifest = Manifest(
