@@ -18,7 +18,7 @@ from tests.e2e.run_helpers import SCRIPTS, Finished, Stoker, run, wait_for
 from tests.s3_server import BUCKET, KEYS, s3_server
 
 pytestmark = pytest.mark.real
-SNAPSHOTS = str(SCRIPTS / "snapshots.py")
+SNAPSHOTS = str(SCRIPTS / "kept_snapshots.py")
 
 
 def commits_in(url: str | Path) -> int | None:

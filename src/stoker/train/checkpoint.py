@@ -22,7 +22,7 @@ KEEP = 2
 PIECE_BYTES = 64 * 1024 * 1024
 """Of a file that is being written, so much reaches the disk at a time."""
 UNREADABLE = (
-    *(OSError, RuntimeError, KeyError, EOFError, ValueError, TypeError, AttributeError),
+    *(OSError, RuntimeError, LookupError, EOFError, ValueError, TypeError, AttributeError),
     *(UnpicklingError, zipfile.BadZipFile),
 )
 _NAME = re.compile(r"^commit-(\d{12})\.pt$")

@@ -74,7 +74,7 @@ class MemorySlots:
         self._preparing: threading.Thread | None = None
         self._writing: threading.Thread | None = None
         self._copy: Copy | None = None
-        os.register_at_fork(after_in_child=functools.partial(_forget_locks, weakref.ref(self)))
+        os.register_at_fork(after_in_child=functools.partial(_forget_in_child, weakref.ref(self)))
 
     def prepare(self, image: Image) -> None:
         """Have room made for snapshots of this size, aside, so that the first of them need not wait for it."""
@@ -124,8 +124,9 @@ class MemorySlots:
             if thread is not None:
                 thread.join()
 
-    def forget_locks(self) -> None:
-        """This process was forked from the one that holds them."""
+    def forget_all(self) -> None:
+        """This process was forked from the one that takes snapshots, without the threads that do it."""
+        self._preparing = self._writing = self._copy = None
         for slot in self._slots:
             slot.forget_lock()
 
@@ -243,7 +244,7 @@ def _with_description(slot: Slot, header: Header, plain: Any, places: list[Place
     return header._replace(description_bytes=len(raw), description_crc=crc32c(raw))
 
 
-def _forget_locks(slots: weakref.ref[MemorySlots]) -> None:
+def _forget_in_child(slots: weakref.ref[MemorySlots]) -> None:
     held = slots()
     if held is not None:
-        held.forget_locks()
+        held.forget_all()
