@@ -59,18 +59,16 @@ def read_slices(
     if unknown := wanted.keys() - found.keys():
         raise CheckpointDamaged(f"{directory} holds no tensor {min(unknown)!r}")
     needed = [c for c in chunks if c.name in wanted and _overlap(c, wanted[c.name]) is not None]
-    for read, raw in _read_ahead(place, directory, list(_reads(needed))):
-        for chunk in read.chunks:
-            tensor = _load(raw[chunk.start - read.start :][: chunk.length], chunk, directory)
-            overlap = _overlap(chunk, wanted[chunk.name])
-            assert overlap is not None
-            if overlap == wanted[chunk.name] == (chunk.offsets, chunk.sizes):
-                found[chunk.name] = tensor
-                missing[chunk.name] = 0
-                continue
-            target = _narrowed(found[chunk.name], wanted[chunk.name].offsets, overlap)
-            target.copy_(_narrowed(tensor, chunk.offsets, overlap))
-            missing[chunk.name] -= prod(overlap.sizes)
+    for chunk, tensor in _tensors(place, directory, needed):
+        overlap = _overlap(chunk, wanted[chunk.name])
+        assert overlap is not None
+        if overlap == wanted[chunk.name] == (chunk.offsets, chunk.sizes):
+            found[chunk.name] = tensor
+            missing[chunk.name] = 0
+            continue
+        target = _narrowed(found[chunk.name], wanted[chunk.name].offsets, overlap)
+        target.copy_(_narrowed(tensor, chunk.offsets, overlap))
+        missing[chunk.name] -= prod(overlap.sizes)
     for name, elements in missing.items():
         if elements:
             raise _incomplete(name, directory)
@@ -87,6 +85,24 @@ def dtype_of(chunk: Chunk) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise CheckpointDamaged(f"{chunk.name} is of an unknown type of tensor, {chunk.dtype!r}")
     return dtype
+
+
+def _tensors(place: Place, directory: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, torch.Tensor]]:
+    """Of these chunks, in the order in which they lie."""
+    if place.reads_at_once > 1:
+        for read, raw in _read_ahead(place, directory, list(_reads(chunks))):
+            for chunk in read.chunks:
+                part = raw[chunk.start - read.start :][: chunk.length]
+                yield chunk, _load(_View(part), chunk, directory)
+        return
+    for chunk in sorted(chunks, key=lambda c: (c.file, c.start)):
+        try:
+            file = place.range_of(directory, chunk.file, chunk.start, chunk.length)
+        except FileNotFoundError:
+            raise CheckpointDamaged(f"{directory}/{chunk.file} is missing") from None
+        assert file is not None
+        with file:
+            yield chunk, _load(file, chunk, directory)
 
 
 def _read_ahead(place: Place, directory: str, reads: Sequence[_Read]) -> Iterator[tuple[_Read, memoryview]]:
@@ -106,9 +122,7 @@ def _read_ahead(place: Place, directory: str, reads: Sequence[_Read]) -> Iterato
             raise CheckpointDamaged(f"{directory}/{read.file} is shorter than it was")
         return view
 
-    if len(buffers) < 2:
-        for number, read in enumerate(reads):
-            yield read, fetch(number)
+    if not buffers:
         return
     with ThreadPoolExecutor(len(buffers), "stoker-read") as pool:
         ahead = [pool.submit(fetch, number) for number in range(len(buffers))]
@@ -118,10 +132,10 @@ def _read_ahead(place: Place, directory: str, reads: Sequence[_Read]) -> Iterato
                 ahead.append(pool.submit(fetch, number + len(buffers)))
 
 
-def _load(raw: memoryview, chunk: Chunk, directory: str) -> torch.Tensor:
+def _load(file: io.RawIOBase, chunk: Chunk, directory: str) -> torch.Tensor:
     where = f"{chunk.name} in {directory}/{chunk.file}"
     try:
-        tensor = torch.load(cast(IO[bytes], _View(raw)), map_location="cpu", weights_only=True)
+        tensor = torch.load(cast(IO[bytes], file), map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         why = str(error).partition("\n")[0]  # torch goes on with how to read it unsafely
         raise CheckpointDamaged(f"{where} cannot be read: {why}") from error

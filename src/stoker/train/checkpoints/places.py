@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ class Place(Protocol):
 
     def read_into(self, directory: str, name: str, start: int, view: memoryview) -> int:
         """Fill `view` from there on; how many bytes there were."""
+
+    def range_of(self, directory: str, name: str, start: int, length: int) -> FileRange | None:
+        """A range as a file of its own, where it can be read from without another copy."""
 
     def drop(self, directory: str, name: str) -> None:
         """Remove a file, if it is there."""
@@ -134,12 +138,13 @@ class LocalPlace:
             return file.read(-1 if stop is None else stop - start)
 
     def read_into(self, directory: str, name: str, start: int, view: memoryview) -> int:
-        with self._told("read"), (self.folder / directory / name).open("rb", buffering=0) as file:
-            file.seek(start)
-            filled = 0
-            while filled < len(view) and (got := file.readinto(view[filled:])):
-                filled += got
-            return filled
+        range_of = self.range_of(directory, name, start, len(view))
+        with self._told("read"), range_of:
+            return range_of.readinto(view)
+
+    def range_of(self, directory: str, name: str, start: int, length: int) -> FileRange:
+        with self._told("read"):
+            return FileRange(self.folder / directory / name, start, length)
 
     def drop(self, directory: str, name: str) -> None:
         with self._told("remove from"):
@@ -232,6 +237,9 @@ class RemotePlace:
         view[: len(raw)] = raw
         return len(raw)
 
+    def range_of(self, directory: str, name: str, start: int, length: int) -> None:
+        return None
+
     def drop(self, directory: str, name: str) -> None:
         with self._told("remove from"), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(directory, name))
@@ -262,6 +270,47 @@ class RemotePlace:
             why = error.__context__ if isinstance(error.__context__, OSError) else error
             said = without_secrets(f"{type(why).__name__}: {why}", self._url)
             raise EnvironmentProblem(f"cannot {what} {self.shown}: {said}") from error
+
+
+class FileRange(io.RawIOBase):
+    """A range of a file, as a file that is read into the place where its bytes are wanted."""
+
+    def __init__(self, path: Path, start: int, length: int) -> None:
+        """Raises OSError."""
+        self._file = path.open("rb", buffering=0)
+        self._start = start
+        self._length = length
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """All that fits, unless the file is shorter."""
+        view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
+        filled = 0
+        while filled < len(view):
+            got = os.preadv(self._file.fileno(), [view[filled:]], self._start + self._at)
+            if not got:
+                break
+            filled += got
+            self._at += got
+        return filled
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _Flushed:
