@@ -82,9 +82,13 @@ def test_an_agent_that_is_killed_takes_its_saver_with_it(tmp_path: Path) -> None
 
 
 def test_a_storage_that_fails_is_in_the_event_log(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("a file in the way")
     url = f"file://{tmp_path}/checkpoints"
     job = Stoker(tmp_path, "run", "--no-cache", "--log-dir", "logs", SNAPSHOTS, url, "4", "wait")
+    wait_for(
+        lambda: [p for p in tmp_path.glob("logs/*/*/*/stdout.log") if "begins" in p.read_text()],
+        why="a worker",
+    )
+    (tmp_path / "checkpoints").write_text("a file in the way")  # the saver takes longer to begin
     failed = wait_for(lambda: events(tmp_path, "checkpoint-failed"), why="an event")
     assert "cannot write to" in failed[0].why or "cannot list" in failed[0].why
     (tmp_path / "checkpoints").unlink()

@@ -104,15 +104,15 @@ class NodeSaver:
             for task in (ending, stop):
                 task.cancel()
             await asyncio.gather(ending, stop, return_exceptions=True)
+            self._is_ours = False
+            if self._starting is not None:
+                await self._starting
             self.kill()
             if self._hearing is not None:
                 await asyncio.gather(self._hearing, return_exceptions=True)
 
     def kill(self) -> None:
         """At once. What it was writing is no checkpoint."""
-        if self._starting is not None:
-            self._starting.cancel()
-            self._starting = None
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.kill()
@@ -151,6 +151,8 @@ class NodeSaver:
         self._tell(watch)
         self._hearing = asyncio.create_task(self._hear(self._child))
         self._starting = None
+        if not self._is_ours:
+            self.kill()
 
     async def _hear(self, child: asyncio.subprocess.Process) -> None:
         assert child.stdout is not None
@@ -189,7 +191,7 @@ class NodeSaver:
 
     async def _finish(self) -> None:
         if self._starting is not None:
-            await self._starting
+            await asyncio.shield(self._starting)
         child = self._child
         if child is not None:
             self._tell(Command(finish=True))
