@@ -1,8 +1,8 @@
 """How fast is a state written to a folder and read back, beside torch.save and torch.distributed.checkpoint?
 
 All with one thread, and flushed to the disk when they say that they are done; reading is from the page cache. With
-`--folder` the folder may be on another disk, or in memory (/dev/shm). With `--cpu` the seconds are those of the processor,
-which other work on the machine changes little.
+`--folder` the folder may be on another disk, or in memory (/dev/shm). With `--cpu` the seconds are those of the
+processor, which other work on the machine changes little.
 """
 
 from __future__ import annotations

@@ -151,6 +151,7 @@ class Agent:
 
     def leave(self, why: str) -> None:
         """Ask to leave the job in good order."""
+        self._saver.save_soon()  # this machine may be taken away before the workers have ended
         self._apply(self.core.leave(why))
         self.link.report_soon(0.0)
 

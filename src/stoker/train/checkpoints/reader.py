@@ -57,8 +57,9 @@ class CheckpointReader:
         small = {file.name: file for file in self.manifest.files if file.name in (METADATA, PIECES)}
         self._checked(small[METADATA])
         self._chunks = decode(self._checked(small[PIECES]), Pieces, f"{directory}/{PIECES}").chunks
+        file_bytes = {file.name: file.size_bytes for file in self.manifest.files}
         for chunk in self._chunks:
-            self._check_chunk(chunk)
+            self._check_chunk(chunk, file_bytes)
 
     @property
     def commits(self) -> int:
@@ -134,10 +135,9 @@ class CheckpointReader:
             raise CheckpointDamaged(f"{self._directory}/{file.name} does not match its checksum")
         return raw
 
-    def _check_chunk(self, chunk: Chunk) -> None:
+    def _check_chunk(self, chunk: Chunk, file_bytes: Mapping[str, int]) -> None:
         where = f"{chunk.name} in {self._directory}"
-        files = {file.name: file.size_bytes for file in self.manifest.files}
-        if chunk.start + chunk.length > files.get(chunk.file, 0):
+        if chunk.start + chunk.length > file_bytes.get(chunk.file, 0):
             raise CheckpointDamaged(f"{where} lies beyond the end of {chunk.file}")
         if not len(chunk.shape) == len(chunk.offsets) == len(chunk.sizes) or any(
             begin + size > whole
