@@ -137,6 +137,7 @@ class Agent:
         finally:
             self._apply(self.core.stop_all())
             await self._idle.wait()
+            self._saver.look(holds_rank_0=self.core.holds_rank_0)
             await self._saver.finish(self._saver_limit_s(), self._killed)
             await self._flush()
             self._duties.close()
@@ -345,9 +346,7 @@ class Agent:
         debugger holds."""
         now = self.clock.now()
         self._exits.tick(now)
-        world = self.core.directive.world
-        holds_rank_0 = None if world is None else any(member.rank == 0 for member in world.members)
-        self._saver.look(holds_rank_0=holds_rank_0)
+        self._saver.look(holds_rank_0=self.core.holds_rank_0)
         silence_s = self.config.timeouts.beat_timeout_s / 2
         for worker, running in self._running.items():
             self._look_at(worker, running)

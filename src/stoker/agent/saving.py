@@ -63,10 +63,9 @@ class NodeSaver:
         """The newest word about one that is being written."""
         self._is_ending = False
 
-    def look(self, *, holds_rank_0: bool | None) -> None:
-        """On each beat. `holds_rank_0`: whether this node has the worker of rank 0, whose state is written; None: there
-        is no world now, and all stays as it is."""
-        if holds_rank_0 is not None and holds_rank_0 != self._is_ours:
+    def look(self, *, holds_rank_0: bool) -> None:
+        """On each beat. `holds_rank_0`: whether this node has the worker of rank 0, whose state is written."""
+        if holds_rank_0 != self._is_ours:
             self._is_ours = holds_rank_0
             if not holds_rank_0:
                 self.kill()  # another node writes from now on
