@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stoker.data.loader import Loader
     from stoker.data.reading import open as open
     from stoker.data.reading import prefetch, read, read_many
+    from stoker.train.checkpoints.checkpointer import Checkpointer
     from stoker.train.context import Context, init
     from stoker.train.elastic import elastic
     from stoker.train.meeting import barrier, sync
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Checkpointer",
     "Context",
     "Dataset",
     "Loader",
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpointer": "stoker.train.checkpoints.checkpointer",
     "Context": "stoker.train.context",
     "Dataset": "stoker.data.dataset",
     "Loader": "stoker.data.loader",

@@ -6,7 +6,8 @@
     │   ├── JournalUnavailable      the journal cannot be written or read now
     │   ├── LoaderWorkerLost        a process of a loader was killed or has ended
     │   ├── JournalHeld             another live master has this journal
-    │   └── JournalDamaged          what is kept there is not a journal that this version can read
+    │   ├── JournalDamaged          what is kept there is not a journal that this version can read
+    │   └── CheckpointDamaged       what lies there is not the checkpoint that was written
     ├── WireError                   a message that breaks the protocol or comes from another version
     ├── AccessDenied                no token, a wrong one, or one that may not do this
     ├── JobError
@@ -78,6 +79,10 @@ class JournalHeld(EnvironmentProblem):
 
 class JournalDamaged(EnvironmentProblem):
     """What is kept there is not a journal that this version can read: damaged, foreign, or of a newer Stoker."""
+
+
+class CheckpointDamaged(EnvironmentProblem):
+    """What lies there is not the checkpoint that was written: torn, changed, or of another format."""
 
 
 class WireError(StokerError):

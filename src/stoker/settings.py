@@ -124,6 +124,15 @@ class WorkerSettings:
     world_size: int
     """Rank, local rank and world size at launch; the live values are in `stoker.init()`."""
 
+    snapshot_dir: str | None
+    """Folder in this node's shared memory for snapshots of `stoker.State`; None: this process makes one of its own."""
+
+    run_id: str
+    """The job; empty: the script runs alone."""
+
+    has_saver: bool = False
+    """Whether the agent has snapshots written to a storage, where one is named in their folder."""
+
 
 @dataclass(frozen=True)
 class CacheSettings:
@@ -159,6 +168,9 @@ def worker_settings() -> WorkerSettings:
         rank=int(_number(env, "RANK", 0)),
         local_rank=int(_number(env, "LOCAL_RANK", 0)),
         world_size=int(_number(env, "WORLD_SIZE", 1)),
+        snapshot_dir=env.get("STOKER_SNAPSHOT_DIR") or None,
+        run_id=env.get("TORCHELASTIC_RUN_ID", ""),
+        has_saver=env.get("STOKER_SAVER", "0") not in ("", "0"),
     )
 
 
@@ -214,6 +226,12 @@ def have_cublas_repeat_itself() -> None:
 def reports_at_exit() -> bool:
     """Whether loaders say at the end of a program where its time went: unless `STOKER_REPORT` is 0."""
     return os.environ.get("STOKER_REPORT", "1") not in ("", "0")
+
+
+def snapshot_base() -> Path | None:
+    """`STOKER_SNAPSHOT_DIR`: where agents make their folders for snapshots; None: in shared memory."""
+    folder = os.environ.get("STOKER_SNAPSHOT_DIR")
+    return Path(folder) if folder else None
 
 
 def job_token() -> str | None:

@@ -9,11 +9,13 @@ from stoker.wire.job import (
     Beat,
     Call,
     Directive,
+    Member,
     NodeReport,
     Outcome,
     WorkerCall,
     WorkerSpec,
     WorkerState,
+    WorldView,
 )
 
 
@@ -47,6 +49,19 @@ def test_a_directive_of_an_older_mastership_changes_nothing_however_high_its_num
     assert (core.directive.epoch, core.directive.generation) == (1, 2)
     taken = core.on_directive(Directive(seq=1, generation=4, run=(spec("w0"), spec("w1", 1)), epoch=2))
     assert {e.order.generation for e in taken if isinstance(e, GiveOrder)} == {4}
+
+
+def test_who_holds_rank_0_is_known_beyond_the_end() -> None:
+    core = started()
+    first = Member("w0", "n", 0, 0, 2, 0, False)
+    second = Member("w1", "n", 1, 1, 2, 0, False)
+    assert not core.holds_rank_0
+    core.on_directive(Directive(seq=2, generation=1, world=WorldView(1, 2, (first, second), 0, 0, "")))
+    assert core.holds_rank_0
+    core.on_directive(Directive(seq=3, generation=1, outcome=Outcome(True, "done", 0)))
+    assert core.holds_rank_0
+    core.on_directive(Directive(seq=4, generation=2, world=WorldView(2, 2, (second,), 0, 0, "")))
+    assert not core.holds_rank_0
 
 
 def test_a_worker_is_started_once_even_if_it_ended_meanwhile() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import signal
 
+import msgspec
+
 from stoker.agent import core as decisions
 from stoker.agent.checks import checker_of
 from stoker.agent.core import NodeCore
@@ -17,6 +19,7 @@ from stoker.agent.link import COALESCE_S, AgentConfig, MasterLink
 from stoker.agent.output import WorkerOutput
 from stoker.agent.resources import belongs_to, process_state
 from stoker.agent.running import RunningWorker, WorkerFiles
+from stoker.agent.saving import NodeSaver
 from stoker.agent.stops import StopWatch
 from stoker.agent.workers import WorkerChannel, socket_path
 from stoker.agent.writers import WriterThread
@@ -28,9 +31,11 @@ from stoker.platform.port import Platform
 from stoker.wire.job import (
     Call,
     Outcome,
+    WorkerCall,
     WorkerSpec,
     WorkerState,
 )
+from stoker.wire.remarks import Remark
 
 log = logging.getLogger("stoker.agent")
 STOPPED = ("T", "t")
@@ -61,6 +66,7 @@ class Agent:
         self._limits = MemoryLimits()
         self._files = WriterThread("stoker-files")
         self._is_stuck = False
+        self._remarks = 0
         self._stops = StopWatch(self._on_run_state, self._on_run_state)
         self.link = MasterLink(
             config, clock, NodeCore(new_id("node")), apply=self._apply, is_idle=self._idle.is_set
@@ -74,6 +80,9 @@ class Agent:
             checker=checker_of(config),
         )
         self.link.on_task = self._duties.take
+        self._saver = NodeSaver(
+            config.snapshot_dir, config.run_id, {**config.environment, **config.extra}, remark=self._remark
+        )
         self._killed = killed if killed is not None else asyncio.Event()
         self.late_failure = ""
         """Last words of a worker that failed after the run had succeeded."""
@@ -128,6 +137,8 @@ class Agent:
         finally:
             self._apply(self.core.stop_all())
             await self._idle.wait()
+            self._saver.look(holds_rank_0=self.core.holds_rank_0)
+            await self._saver.finish(self._saver_limit_s(), self._killed)
             await self._flush()
             self._duties.close()
             self._stops.close()
@@ -141,6 +152,7 @@ class Agent:
 
     def leave(self, why: str) -> None:
         """Ask to leave the job in good order."""
+        self._saver.save_soon()  # this machine may be taken away before the workers have ended
         self._apply(self.core.leave(why))
         self.link.report_soon(0.0)
 
@@ -155,6 +167,18 @@ class Agent:
     def pids(self) -> dict[str, int]:
         """Process ids of the running workers, as they were started: each leads a session of its own."""
         return {name: running.process.pid for name, running in self._running.items()}
+
+    def _saver_limit_s(self) -> float:
+        """A node that is taken away has the grace time; else it is the user's."""
+        timeouts, outcome = self.config.timeouts, self.core.directive.outcome
+        is_taken = outcome is not None and outcome.exit_code == 128 + signal.SIGTERM
+        return timeouts.stop_grace_s if self.core.leaving or is_taken else timeouts.user_s
+
+    def _remark(self, remark: Remark) -> None:
+        """A line for the event log, of this node's own."""
+        self._remarks += 1
+        call = Call(self._remarks, "remarks", msgspec.msgpack.encode(remark))
+        self.link.send(WorkerCall(self.core.node, call))
 
     async def _flush(self) -> None:
         """Have the workers' files written out, within the user's timeout."""
@@ -287,6 +311,8 @@ class Agent:
             self.late_failure = (
                 words or f"{worker} ended with {ended.code if ended.code is not None else ended.signal}"
             )
+        if failed:
+            self._saver.save_soon()
         self._apply(self.core.on_exit(worker, ended))
         self.link.report_soon(0.0)
         if not self._running:
@@ -320,6 +346,7 @@ class Agent:
         debugger holds."""
         now = self.clock.now()
         self._exits.tick(now)
+        self._saver.look(holds_rank_0=self.core.holds_rank_0)
         silence_s = self.config.timeouts.beat_timeout_s / 2
         for worker, running in self._running.items():
             self._look_at(worker, running)

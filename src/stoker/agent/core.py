@@ -104,6 +104,8 @@ class NodeCore:
         self.leaving = ""
         self.problem = ""
         self.directive = Directive(seq=0, generation=0)
+        self.holds_rank_0 = False
+        """Whether the worker of rank 0 of the newest world that this node was told of is here."""
         self._world = 0
         self._seq = 0
         self._beats = 0
@@ -118,7 +120,9 @@ class NodeCore:
         if (directive.epoch, directive.seq) <= (self.directive.epoch, self.directive.seq):
             return []
         self.directive = directive
-        self._world = directive.world.generation if directive.world is not None else self._world
+        if directive.world is not None:
+            self._world = directive.world.generation
+            self.holds_rank_0 = any(member.rank == 0 for member in directive.world.members)
         self.leaving = self.leaving or directive.leave
         effects: list[Effect] = []
         wanted = {spec.worker for spec in directive.run}

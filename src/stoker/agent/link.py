@@ -87,6 +87,8 @@ class AgentConfig:
     """Variables for the worker of each slot, which override these; empty: none has its own."""
     moved: Callable[[str, int], Awaitable[object]] = _never
     """`moved(host, port)` returns once the master is known to be elsewhere: nobody waits for the old one's silence."""
+    snapshot_dir: Path | None = None
+    """Folder in shared memory where workers leave snapshots; None: there is none."""
     rank_hint: int = -1
     device: str = ""
     """What the node check runs on; empty: what there is."""

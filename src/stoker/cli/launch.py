@@ -29,7 +29,8 @@ from stoker.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentPro
 from stoker.platform.group_guard import GroupGuard
 from stoker.platform.local import LocalPlatform
 from stoker.platform.programs import require_program
-from stoker.settings import cache_settings, environment, reports_at_exit, runtime_dir
+from stoker.platform.shared_folders import make_owned_folder, remove_folder, shared_base
+from stoker.settings import cache_settings, environment, reports_at_exit, runtime_dir, snapshot_base
 from stoker.wire.job import Outcome
 
 log = logging.getLogger("stoker")
@@ -70,10 +71,11 @@ async def _run_with(launch: Launch, folder: Path, console: Console | None, kille
     """Everything between the console's beginning and its end; `killed` is set when there is a hurry to end."""
     token = token_of(launch.endpoint, launch.token_file, shared_journal=launch.journal_is_shared)
     hosting = await host_master(launch, token, folder)
-    cache, guard = None, GroupGuard()
+    cache, guard, snapshots = None, GroupGuard(), None
     try:
         cache = _start_cache(launch)
-        config = _agent_config(launch, token, hosting, folder, cache, console)
+        snapshots = _snapshot_folder(launch)
+        config = _agent_config(launch, token, hosting, folder, cache, console, snapshots)
         agent = Agent(config, LocalPlatform(guard), SystemClock(), killed=killed)
         if hosting.process is not None:
             first = agent.core.node
@@ -97,6 +99,8 @@ async def _run_with(launch: Launch, folder: Path, console: Console | None, kille
         await hosting.close()
         if cache is not None:
             cache.stop()
+        if snapshots is not None:
+            remove_folder(snapshots)
 
 
 async def _until_end(agent: Agent, hosting: Hosting, patience_s: float) -> Outcome | None:
@@ -203,6 +207,15 @@ def _start_cache(launch: Launch) -> CachePart | None:
     return CachePart(cache, endpoint.unix_url, token)
 
 
+def _snapshot_folder(launch: Launch) -> Path | None:
+    """Where this node's workers leave snapshots for those that come after them; None: each makes one of its own."""
+    try:
+        return make_owned_folder(snapshot_base() or shared_base(), launch.job)
+    except EnvironmentProblem as error:
+        log.warning("a run whose workers all die goes on from a storage alone: %s", error)
+        return None
+
+
 def _agent_config(
     launch: Launch,
     token: JobToken,
@@ -210,8 +223,11 @@ def _agent_config(
     folder: Path,
     cache: CachePart | None,
     console: Console | None,
+    snapshots: Path | None,
 ) -> AgentConfig:
     extra = dict(launch.environment)
+    extra["STOKER_SNAPSHOT_DIR"] = str(snapshots) if snapshots is not None else ""
+    extra["STOKER_SAVER"] = "1" if snapshots is not None else "0"
     extra["STOKER_NODE_ADDRESS"] = hosting.address
     if cache is not None:
         extra["STOKER_CACHE_ENDPOINT"] = cache.url
@@ -219,7 +235,10 @@ def _agent_config(
     if launch.cache_endpoint is not None:
         extra["STOKER_CACHE_ENDPOINT"] = launch.cache_endpoint
     if launch.checkpoint_dir is not None:
-        extra["STOKER_CHECKPOINT_DIR"] = str(Path(launch.checkpoint_dir).resolve())
+        is_url = "://" in launch.checkpoint_dir
+        extra["STOKER_CHECKPOINT_DIR"] = (
+            launch.checkpoint_dir if is_url else str(Path(launch.checkpoint_dir).resolve())
+        )
         extra["STOKER_CHECKPOINT_EVERY"] = str(launch.checkpoint_every)
     extra["STOKER_ACCELERATOR"] = launch.accelerator
     if launch.auto_tune:
@@ -237,6 +256,7 @@ def _agent_config(
         run_id=launch.job,
         log_dir=folder,
         runtime_dir=runtime_dir(),
+        snapshot_dir=snapshots,
         environment=environment(),
         extra=extra,
         slot_environments=launch.slot_environments,

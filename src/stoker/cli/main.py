@@ -18,6 +18,7 @@ examples:
   stoker cache serve --dir /ssd --bucket d=s3://bucket/data
   stoker cache status
   stoker data head s3://bucket/data -n 3
+  stoker checkpoint ls s3://bucket/run-7
 
 exit codes:
   0 done   1 the script failed (or its own code)   2 wrong usage   3 too few nodes or a timeout
@@ -29,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line. Here it is imported, too: that takes long enough for a Ctrl-C, which `main` answers."""
     from stoker.cli.agent import add_agent_parser
     from stoker.cli.cache import add_cache_parser
+    from stoker.cli.checkpoint import add_checkpoint_parser
     from stoker.cli.data import add_data_parser
     from stoker.cli.demo import add_demo_parser
     from stoker.cli.job import add_job_parser
@@ -50,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_job_parser(subparsers)
     add_cache_parser(subparsers)
     add_data_parser(subparsers)
+    add_checkpoint_parser(subparsers)
     add_agent_parser(subparsers)
     return parser
 

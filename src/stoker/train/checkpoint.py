@@ -22,7 +22,7 @@ KEEP = 2
 PIECE_BYTES = 64 * 1024 * 1024
 """Of a file that is being written, so much reaches the disk at a time."""
 UNREADABLE = (
-    *(OSError, RuntimeError, KeyError, EOFError, ValueError, TypeError, AttributeError),
+    *(OSError, RuntimeError, LookupError, EOFError, ValueError, TypeError, AttributeError),
     *(UnpicklingError, zipfile.BadZipFile),
 )
 _NAME = re.compile(r"^commit-(\d{12})\.pt$")
@@ -31,8 +31,9 @@ _NAME = re.compile(r"^commit-(\d{12})\.pt$")
 class CheckpointFolder:
     """`commit-000000000200.pt` and so on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep: int = KEEP) -> None:
         self.folder = folder
+        self._keep = keep
         self.problem = ""
         """Why the newest checkpoint is not written; empty: it is."""
 
@@ -52,7 +53,7 @@ class CheckpointFolder:
                 os.fsync(file.fileno())
             part.rename(path)
             _flush(self.folder)  # before older ones go
-            for old in self.paths()[:-KEEP]:
+            for old in self.paths()[: -self._keep]:
                 old.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
             # torch's own complaint about a file that could not be written hides why it could not.

@@ -1,7 +1,9 @@
-"""The random generators of one process, kept aside at every commit."""
+"""The random generators of this process: kept aside at every commit, and as values that go into a checkpoint."""
 
 from __future__ import annotations
 
+import array
+import contextlib
 import random
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 
 from stoker.train.accelerator import device_rng_states, restore_rng_states
 from stoker.train.numpy_random import NumpyRandomCopy
+
+_ARRAY = "ndarray"
 
 
 class RandomStates:
@@ -38,3 +42,53 @@ class RandomStates:
         np.random.set_state(arrays)
         torch.set_rng_state(host)
         restore_rng_states(self._device, device)
+
+
+def random_states(rank: int, device: torch.device) -> dict[str, Any]:
+    """All that `restore_random_states` needs; `rank`: whose they are."""
+    version, words, gauss = random.getstate()
+    return {
+        "rank": rank,
+        "python": [version, array.array("I", words).tobytes(), gauss],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+        "device": device_rng_states(device),
+    }
+
+
+def restore_random_states(states: Any, rank: int, device: torch.device) -> bool:
+    """Go on where this rank was; False where the states are another's, or none: each rank keeps its own.
+
+    A generator that does not fit this process's (another number of devices, another kind in NumPy) is left alone.
+    """
+    if not isinstance(states, dict) or states.get("rank") != rank:
+        return False
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(array.array("I", words)), gauss))
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        np.random.set_state(_from_plain(states["numpy"]))
+    with contextlib.suppress(KeyError, RuntimeError, TypeError):
+        torch.set_rng_state(states["torch"].cpu())
+    held = states.get("device") or []
+    if len(held) == len(device_rng_states(device)):
+        with contextlib.suppress(RuntimeError, TypeError):
+            restore_rng_states(device, [state.cpu() for state in held])
+    return True
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: [str(value.dtype), value.tobytes()]}
+    if isinstance(value, dict):
+        return {key: _plain(held) for key, held in value.items()}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {_ARRAY}:
+        name, raw = value[_ARRAY]
+        return np.frombuffer(raw, dtype=name).copy()
+    if isinstance(value, dict):
+        return {key: _from_plain(held) for key, held in value.items()}
+    return value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+
+import torch
 
 
 class Sealed(Protocol):
@@ -27,6 +29,14 @@ class Sealed(Protocol):
 
     def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
         """Take over what `export` gave, but for these parts of it."""
+        ...
+
+    def restore_random(self, state: dict[str, Any]) -> None:
+        """Go on with the random generators of an exported state, if it is of this very rank."""
+        ...
+
+    def stable_tensors(self) -> Iterable[torch.Tensor]:
+        """Tensors that only an optimizer's step changes, beside what optimizers keep."""
         ...
 
     def forget_group(self) -> None:

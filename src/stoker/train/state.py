@@ -14,23 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.data.session import session
 from stoker.errors import ConfigError
+from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.context import Context
 from stoker.train.dtensors import refuse_divided
 from stoker.train.exact.mode import ExactMode
 from stoker.train.grad_scaling import forget_scaling
-from stoker.train.keras_state import KerasOptimizer, adapted, refuse_keras_step, weights_of
-from stoker.train.module_state import export_module, hyperparameters_of, load_module
-from stoker.train.packing import normalised, pack, placed_as
-from stoker.train.random_states import RandomStates
+from stoker.train.keras_state import refuse_keras_step, weights_of
+from stoker.train.module_state import hyperparameters_of
+from stoker.train.packing import normalised, pack
+from stoker.train.random_states import RandomStates, random_states, restore_random_states
 from stoker.train.runtime import Runtime, runtime
 from stoker.train.state_buffers import BufferCopies
+from stoker.train.state_contents import Contents, sort_out
 from stoker.train.state_modes import Modes
 from stoker.train.tuning_batches import micro_batches
 from stoker.train.world_changes import Callback, WorldChanges
 
 Rule = TypeVar("Rule", bound=Callable[[Context], object])
-
-OPTIMIZERS = (torch.optim.Optimizer, KerasOptimizer)
 
 
 @dataclass
@@ -49,10 +49,11 @@ class State:
     Every keyword becomes an attribute: `State(model=model, optimizer=opt, epoch=0).epoch`. Plain values may be
     assigned (`state.epoch += 1`) and belong to the next commit.
 
-    `checkpoint_dir`, `checkpoint_every`: write a checkpoint every so many commits (rank 0 does), and start from
-    the newest one; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword arguments for
-    torch's DistributedDataParallel. `exact_threads`: for each operation of exact mode (`Loader(virtual_ranks=…)`), on
-    every worker alike: bits depend on it.
+    `checkpointer`: a `stoker.Checkpointer`, which keeps copies of it in memory and in a storage, and starts from the
+    newest. `checkpoint_dir`, `checkpoint_every`: the same as `Checkpointer(checkpoint_dir, every_s=None,
+    every_commits=checkpoint_every)`; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword
+    arguments for torch's DistributedDataParallel. `exact_threads`: for each operation of exact mode
+    (`Loader(virtual_ranks=…)`), on every worker alike: bits depend on it.
 
     Raises ConfigError for anything else than the kinds above, and for `checkpoint_every` below 1.
     """
@@ -62,29 +63,21 @@ class State:
         *,
         checkpoint_dir: str | None = None,
         checkpoint_every: int | None = None,
+        checkpointer: Checkpointer | None = None,
         ddp_options: dict[str, Any] | None = None,
         exact_threads: int = 1,
         **items: Any,
     ) -> None:
         put = super().__setattr__
-        given, items = items, adapted(items)
-        modules = {k: v for k, v in items.items() if isinstance(v, torch.nn.Module)}
-        optimizers = {k: v for k, v in items.items() if isinstance(v, OPTIMIZERS)}
-        rest = {k: v for k, v in items.items() if k not in modules and k not in optimizers}
-        objects = {
-            k: v for k, v in rest.items() if hasattr(v, "state_dict") and hasattr(v, "load_state_dict")
-        }
-        values = {k: v for k, v in rest.items() if k not in objects}
         for name in items:
             if name.startswith("_") or hasattr(type(self), name):
                 raise ConfigError(f"State cannot hold {name!r}: the name is taken")
-        pack(values, [])
-        pack({k: v.state_dict() for k, v in objects.items()}, [])
-        put("_given", {k: v for k, v in given.items() if items[k] is not v})
-        put("_modules", modules)
-        put("_optimizers", optimizers)
-        put("_objects", objects)
-        put("_values", values)
+        contents = sort_out(items)
+        put("_contents", contents)
+        put("_modules", contents.modules)
+        put("_optimizers", contents.optimizers)
+        put("_objects", contents.objects)
+        put("_values", contents.values)
         put("_ddp_options", dict(ddp_options or {}))
         put("_wrapped", {})
         put("_runtime", runtime())
@@ -96,13 +89,12 @@ class State:
         put("_random", RandomStates(self._runtime.device))
         put("_modes", None)
         put("_changes", WorldChanges())
-        put("_exact", ExactMode(session(), self._runtime.device, exact_threads, modules, objects, values))
-        for optimizer in optimizers.values():
+        put("_exact", ExactMode(session(), self._runtime.device, exact_threads, contents))
+        for optimizer in contents.optimizers.values():
             optimizer.register_step_pre_hook(self._on_optimizer_step)
-        self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every)
+        self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every, checkpointer)
 
-    _given: dict[str, Any]
-    """What the script has given of which an adapter is held."""
+    _contents: Contents
     _modules: dict[str, torch.nn.Module]
     _optimizers: dict[str, torch.optim.Optimizer]
     _objects: dict[str, Any]
@@ -122,8 +114,7 @@ class State:
     top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
 
     def __getattr__(self, name: str) -> Any:
-        for kind in ("_given", "_values", "_modules", "_optimizers", "_objects"):
-            held = self.__dict__.get(kind, {})
+        for held in self.__dict__.get("_contents", ()):
             if name in held:
                 return self._exact.face(held[name])
         raise AttributeError(f"State has no {name!r}; it holds {', '.join(self._names()) or 'nothing'}")
@@ -330,48 +321,34 @@ class State:
 
     def export(self) -> dict[str, Any]:
         """All of it, as nested plain values and tensors, such as a copy or a checkpoint holds. Raises ConfigError."""
-        every = {
-            "modules": {k: export_module(m) for k, m in self._modules.items()},
-            "optimizers": {k: o.state_dict() for k, o in self._optimizers.items()},
-            "objects": {k: o.state_dict() for k, o in self._objects.items()},
-            "values": self._values,
+        every = self._contents.export() | {
             "positions": session().positions(),
+            "random": random_states(session().rank, self._runtime.device),
             "world": {"size": self._changes.committed_size, "exact": self._exact.export()},
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
     def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
-        """Take over an exported state `but` for such parts, each tensor on the device of its own. Raises ConfigError
-        when it is another script's."""
-        for kind, mine in (
-            ("modules", self._modules),
-            ("optimizers", self._optimizers),
-            ("objects", self._objects),
-        ):
-            if set(state[kind]) != set(mine):
-                raise ConfigError(
-                    f"the state to load has {kind} {sorted(state[kind])}, this script's State has {sorted(mine)}: is "
-                    "it from another script?"
-                )
+        """Take over an exported state `but` for such parts, each tensor on the device of its own. The random generators
+        stay this rank's own; see `restore_random`. Raises ConfigError when it is another script's."""
+        self._runtime.steps.settle()
+        self._contents.check_names(state)
         is_peer = self._runtime.core.phase != "starting"
         self._exact.adopt(state.get("world", {}).get("exact", {}), is_peer=is_peer)
-        try:
-            for name, module in self._modules.items():
-                load_module(module, state["modules"][name])
-            for name, optimizer in self._optimizers.items():
-                optimizer.load_state_dict(state["optimizers"][name])
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"the state to load does not fit {name!r}: is it from another version of this script? {error}"
-            ) from error
-        for name, held in self._objects.items():
-            held.load_state_dict(placed_as(state["objects"][name], held.state_dict()))
-        self._values.update(placed_as(state["values"], self._values))
+        self._contents.load(state)
         if "positions" not in but:
             session().restore(state["positions"])
         world = state.get("world", {})
         self._changes.committed_size = world.get("size", 0)
         self._stepped = False
+
+    def restore_random(self, state: dict[str, Any]) -> None:
+        """Go on with the random generators of an exported state, if it is of this very rank."""
+        restore_random_states(state.get("random"), session().rank, self._runtime.device)
+
+    def stable_tensors(self) -> Iterator[torch.Tensor]:
+        """Tensors that only an optimizer's step changes, beside what optimizers keep."""
+        return (parameter for module in self._modules.values() for parameter in module.parameters())
 
     def entered_world(self) -> None:
         """Call what is to be called in each new world."""
@@ -393,6 +370,7 @@ class State:
         self._runtime.steps.confirm()
         self._exact.check_optimizer_step()
         self._stepped = True
+        self._runtime.steps.settle()
         self._runtime.steps.accumulation.forget()
 
     def _main_module(self) -> torch.nn.Module | None:

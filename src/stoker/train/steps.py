@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -15,6 +13,8 @@ from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import WorkerSettings
 from stoker.train.accumulation import Accumulation
 from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints.checkpointer import Checkpointer
+from stoker.train.checkpoints.storage_port import UrlStorage
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
@@ -24,8 +24,6 @@ from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
 from stoker.wire.job import WorldView
 from stoker.wire.remarks import Remark
-
-log = logging.getLogger("stoker.train")
 
 
 class Steps:
@@ -41,9 +39,9 @@ class Steps:
         """Raises RuntimeError where what collectives have brought cannot be believed."""
         self.accumulation = Accumulation()
         self.sharded = ShardedParts()
-        self._checkpoints: CheckpointFolder | None = None
-        self._checkpoint_dir = settings.checkpoint_dir
-        self._checkpoint_every = settings.checkpoint_every
+        self._settings = settings
+        self._checkpointer: Checkpointer | None = None
+        self._local_rank = settings.local_rank
         self._unreadable: EnvironmentProblem | None = None
         """No checkpoint could be read: that matters unless a peer has the state."""
         self._ledger = Ledger(settings.audit_dir, settings.worker) if settings.audit_dir else None
@@ -54,39 +52,83 @@ class Steps:
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def checkpoint_to(self, checkpoint_dir: str | None, checkpoint_every: int | None) -> None:
+    def checkpoint_to(
+        self,
+        checkpoint_dir: str | None,
+        checkpoint_every: int | None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
         """Where a State's checkpoints go and how often; None leaves it to the settings.
 
-        Raises ConfigError for a number below 1.
+        Raises ConfigError for a number below 1, and for both a checkpointer and a folder.
         """
-        folder = checkpoint_dir or self._checkpoint_dir
-        if folder is not None:
-            self._checkpoints = CheckpointFolder(Path(folder))
-            self.sharded.store_in(self._checkpoints.folder)
-        if checkpoint_every is not None:
-            self._checkpoint_every = checkpoint_every
-        if self._checkpoint_every < 1:
+        every = checkpoint_every if checkpoint_every is not None else self._settings.checkpoint_every
+        if every < 1:
             source = "STOKER_CHECKPOINT_EVERY" if checkpoint_every is None else "State(checkpoint_every=…)"
             raise ConfigError(
-                f"{source} must be at least 1 commit, not {self._checkpoint_every}: to write no checkpoints, name no "
-                "folder for them"
+                f"{source} must be at least 1 commit, not {every}: to write no checkpoints, name no folder for them"
             )
+        folder = checkpoint_dir or self._settings.checkpoint_dir
+        if checkpointer is None and folder is not None:
+            checkpointer = Checkpointer(folder, every_s=None, every_commits=every)
+            checkpointer.may_be_behind = False  # files, each there as soon as its commit is over
+        elif checkpointer is not None and (checkpoint_dir is not None or checkpoint_every is not None):
+            raise ConfigError(
+                "State(checkpointer=…) says where checkpoints go and when: leave checkpoint_dir and checkpoint_every "
+                "out"
+            )
+        if checkpointer is not None:
+            checkpointer.connect(self._settings)
+            if isinstance(checkpointer.folder, CheckpointFolder):
+                self.sharded.store_in(checkpointer.folder.folder)
+        self._checkpointer = checkpointer
 
     def load_checkpoint(self, state: Sealed) -> None:
         """Start from the newest checkpoint, if there is one."""
         saved = None
         try:
-            saved = self._checkpoints.newest() if self._checkpoints is not None else None
+            saved = self._checkpointer.newest() if self._checkpointer is not None else None
         except EnvironmentProblem as error:
             self._unreadable = error
         if saved is not None:
-            core = self._link.core
-            core.commits, exported = saved
+            self._link.core.commits, exported = saved
             state.load(exported)
-            log.info("state loaded from the checkpoint at commit %d", core.commits)
+            state.restore_random(exported)
         state.seal()
 
-    def _save(self, folder: CheckpointFolder, commits: int, state: Sealed) -> None:
+    def settle(self) -> None:
+        """The state is about to change otherwise than by a commit."""
+        if self._checkpointer is not None:
+            self._checkpointer.settle()
+
+    def _checkpoint_all(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
+        """With the pieces of sharded models, which all ranks write together: at commits, for their clocks differ."""
+        folder = checkpointer.folder
+        if not isinstance(folder, CheckpointFolder):
+            raise ConfigError("sharded models take checkpoints in a folder that all nodes share: name one")
+        is_written = checkpointer.is_due_by_commits(commits) and self.sharded.save(folder.folder, commits)
+        if is_written and self._live.rank == 0:
+            self._save(folder, commits, state)
+            self.sharded.remove_old(folder.folder)
+
+    def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
+        if not self.sharded.is_empty:
+            self._checkpoint_all(checkpointer, commits, state)
+            return
+        is_due = checkpointer.is_due(commits)
+        writes = self._live.rank == 0 and not checkpointer.is_behind
+        if is_due and writes and checkpointer.folder is not None:
+            self._save(checkpointer.folder, commits, state)
+        if self._local_rank == 0:
+            began = time.perf_counter()
+            checkpointer.snapshot(commits, state, is_due=is_due)
+            self._saving_s += time.perf_counter() - began
+            if (news := checkpointer.news()) is not None:
+                text, is_good = news
+                words = f"at commit {commits}" if is_good else text
+                self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
+
+    def _save(self, folder: CheckpointFolder | UrlStorage, commits: int, state: Sealed) -> None:
         """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
         before = folder.problem
         live, progress = self._live, self._live.progress
@@ -126,10 +168,11 @@ class Steps:
             raise unreadable
         if self._ledger is not None:
             self._ledger.entered(world, rank, copied=copied)
-        if not self._tunes:
-            return
         member = world.member(self._link.core.worker)
         assert member is not None
+        self._local_rank = member.local_rank
+        if not self._tunes:
+            return
         bounds = bounds_of(device, member.local_world_size)
         if self.tuning is None:
             self.tuning = start_tuning(self._live, device, bounds)
@@ -147,10 +190,8 @@ class Steps:
         live, commits = self._live, self._link.core.commits
         if self._ledger is not None:
             self._ledger.committed(live.generation, commits, live.rank)
-        folder = self._checkpoints if commits % self._checkpoint_every == 0 else None
-        if folder is not None and self.sharded.save(folder.folder, commits) and live.rank == 0:
-            self._save(folder, commits, state)
-            self.sharded.remove_old(folder.folder)
+        if self._checkpointer is not None:
+            self._checkpoint(self._checkpointer, commits, state)
         if must_stop:
             raise WorldChanged
         if self.tuning is not None:
@@ -167,6 +208,8 @@ class Steps:
         """No step will come any more."""
         if self._ledger is not None:
             self._ledger.close()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
 
     def _own_work_s(self) -> float:
         """The step's own work ended when its gradients were ready; what came then was waiting for others."""

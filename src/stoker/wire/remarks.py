@@ -17,7 +17,13 @@ Name = Annotated[str, msgspec.Meta(max_length=64)]
 class Remark(msgspec.Struct, frozen=True, tag="remark", forbid_unknown_fields=True):
     """One line for the event log."""
 
-    kind: Literal["checkpoint-failed", "checkpoint-written-again", "time-spent"]
+    kind: Literal[
+        "checkpoint-failed",
+        "checkpoint-written-again",
+        "snapshot-failed",
+        "snapshot-taken-again",
+        "time-spent",
+    ]
     text: str
     figures: Annotated[dict[Name, float], msgspec.Meta(max_length=FIGURES_MAX)] = {}
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.cache.origin.port import (
     Opened,
@@ -49,13 +49,23 @@ _MORE_THAN_PLAIN = (
 )
 
 
-def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> ObstoreOrigin:
-    """Open `s3://bucket/prefix`; `endpoint`, `region` and keys come from the query or from AWS_* variables.
+class S3Options(NamedTuple):
+    """What obstore opens a bucket with."""
+
+    bucket: str
+    prefix: str
+    config: dict[str, Any]
+    client: dict[str, Any]
+    retry: dict[str, Any]
+
+
+def s3_options(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> S3Options:
+    """Of `s3://bucket/prefix`; `endpoint`, `region` and keys come from the query or from AWS_* variables.
 
     Without keys, requests are not signed. Raises ConfigError, also if obstore is not installed.
     """
     try:
-        store_module = importlib.import_module("obstore.store")
+        importlib.import_module("obstore.store")
     except ImportError as error:
         raise ConfigError(f"{url} needs the S3 extra: pip install 'stoker[s3]'") from error
     unknown = sorted(set(query) - set(_FIELDS))
@@ -72,12 +82,17 @@ def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) 
     config.setdefault("region", "us-east-1")
     if "access_key_id" not in config:
         config["skip_signature"] = True
-    options = {"allow_http": config.get("endpoint", "").startswith("http://"), "timeout": "60s"}
-    retry = {"max_retries": 2, "retry_timeout": {"seconds": 20}}
+    client = {"allow_http": config.get("endpoint", "").startswith("http://"), "timeout": "60s"}
+    retry = _retry({"max_retries": 2, "retry_timeout": {"seconds": 20}})
+    return S3Options(bucket, prefix, config, client, retry)
+
+
+def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> ObstoreOrigin:
+    """Open `s3://bucket/prefix`, as `s3_options` says. Raises ConfigError."""
+    bucket, prefix, config, client, retry = s3_options(url, query, environment)
+    store_module = importlib.import_module("obstore.store")
     try:
-        store = store_module.S3Store(
-            bucket, config=config, client_options=options, retry_config=_retry(retry)
-        )
+        store = store_module.S3Store(bucket, config=config, client_options=client, retry_config=retry)
         direct = _direct(url, bucket, config, environment)
     except Exception as error:
         raise ConfigError(f"cannot open {url}: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,26 +14,25 @@ from stoker.errors import ConfigError
 from stoker.train.exact import numerics
 from stoker.train.exact.engine import Engine
 from stoker.train.exact.faces import ExactModule, ExactOptimizer, ExactScheduler
+from stoker.train.state_contents import Contents
 
 
 class ExactMode:
-    """Of one State, whose modules, objects and values these are. `threads`: for each operation, on every worker."""
+    """Of one State, which holds these. `threads`: for each operation, on every worker."""
 
     def __init__(
         self,
         live: Session,
         device: torch.device,
         threads: int,
-        modules: Mapping[str, torch.nn.Module],
-        objects: Mapping[str, Any],
-        values: dict[str, Any],
+        contents: Contents,
     ) -> None:
         self._live = live
         self._device = device
         self._threads = threads
-        self._modules = modules
-        self._objects = objects
-        self._values = values
+        self._modules = contents.modules
+        self._objects = contents.objects
+        self._values = contents.values
         self._kept: dict[str, Any] = {}
         self._moves: list[int] = []
         self._engine: Engine | None = None

@@ -1,0 +1,121 @@
+"""What a saver does about snapshots and commands: one save after the other, the newest snapshot each time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from stoker.base.backoff import backoff_s
+from stoker.base.rng import Rng
+from stoker.errors import ConfigError, EnvironmentProblem, WireError
+from stoker.train.checkpoints.image import Image
+from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.wire.saving import Result
+
+log = logging.getLogger("stoker.saver")
+PROGRESS_EVERY_S = 1.0
+RETRY_FIRST_S = 2.0
+RETRY_MOST_S = 60.0
+
+
+class SnapshotSource(Protocol):
+    """Where snapshots of this node's state appear."""
+
+    def newest_commits(self) -> int | None:
+        """Of the newest whole snapshot; None: there is none. It is asked often, and must be cheap."""
+        ...
+
+    def newest(self) -> AbstractContextManager[Image | None]:
+        """The newest whole snapshot, which nobody changes within the context. Raises WireError for a damaged one."""
+        ...
+
+
+class Saver:
+    """Writes the snapshots of a source to a storage. Nothing that it meets is raised: `say` is told.
+
+    `now` are seconds of a clock that only goes forward.
+    """
+
+    def __init__(
+        self,
+        source: SnapshotSource,
+        storage: CheckpointStorage,
+        *,
+        say: Callable[[Result], None],
+        now: Callable[[], float],
+        rng: Rng,
+        every_s: float = 0.0,
+    ) -> None:
+        self._source = source
+        self._storage = storage
+        self._say = say
+        self._now = now
+        self._rng = rng
+        self._every_s = every_s
+        self._saved: int | None = None
+        self._has_looked = False
+        self._next_at = 0.0
+        """When the next one may begin, unless it is asked for."""
+        self._failures = 0
+
+    def look(self) -> None:
+        """Write the newest snapshot if it is due."""
+        if self._now() >= self._next_at:
+            self.save()
+
+    def save(self) -> None:
+        """Write the newest snapshot now, unless it is written."""
+        commits = self._source.newest_commits()
+        if commits is None or commits == self._saved or self._is_there(commits):
+            return
+        began_at = self._now()
+        try:
+            with self._source.newest() as image:
+                if image is None or image.commits == self._saved:
+                    return
+                commits = image.commits
+                manifest = self._storage.write(image, self._progress_of(image, began_at))
+        except (EnvironmentProblem, ConfigError, WireError, MemoryError) as error:
+            self._failures += 1
+            pause_s = backoff_s(self._failures, self._rng, first_s=RETRY_FIRST_S, limit_s=RETRY_MOST_S)
+            self._next_at = self._now() + pause_s
+            self._say(
+                Result(failed=f"checkpoint at commit {commits} is not written: {error}", commits=commits)
+            )
+            return
+        self._failures = 0
+        self._saved = commits
+        self._next_at = began_at + self._every_s
+        took_s = round(self._now() - began_at, 3)
+        self._say(Result(saved=commits, took_s=took_s, size_bytes=manifest.size_bytes))
+
+    def _is_there(self, commits: int) -> bool:
+        """Whether the storage has that one already: of the run that this one goes on with, from its memory."""
+        if self._has_looked:
+            return False
+        try:
+            found = self._storage.newest(below=commits + 1)
+        except EnvironmentProblem as error:
+            log.debug("not known what lies in %s: %s", self._storage.shown, error)
+            return False
+        self._has_looked = True
+        if found is None or found[0] != commits:
+            return False
+        self._saved = commits
+        return True
+
+    def _progress_of(self, image: Image, began_at: float) -> Callable[[int], None]:
+        size_bytes = sum(piece.tensor.nbytes for piece in image.pieces)
+        done_bytes = 0
+        said_at = began_at
+
+        def wrote(count: int) -> None:
+            nonlocal done_bytes, said_at
+            done_bytes += count
+            if self._now() - said_at >= PROGRESS_EVERY_S:
+                said_at = self._now()
+                self._say(Result(commits=image.commits, done_bytes=done_bytes, size_bytes=size_bytes))
+
+        return wrote

@@ -1,0 +1,333 @@
+"""Checkpoints in a storage, each a directory that torch.distributed.checkpoint reads as well."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from stoker import __version__
+from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem
+from stoker.train.checkpoints.hashing import HashingSink
+from stoker.train.checkpoints.image import Image, Piece
+from stoker.train.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    PIECES,
+    PLAIN,
+    Chunk,
+    File,
+    Manifest,
+    Part,
+    Pieces,
+    Written,
+    commits_of,
+    decode,
+    encode,
+    step_name,
+)
+from stoker.train.checkpoints.places import open_place
+from stoker.train.checkpoints.reader import CheckpointReader
+
+log = logging.getLogger("stoker.checkpoint")
+KEEP = 2
+_ATTEMPT = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_LEFT = re.compile(r"^\.(step-\d{12})\.[A-Za-z0-9_-]+\.part$")
+Wrote = Callable[[int], None]
+
+
+class Held(NamedTuple):
+    """A checkpoint that lies in a storage."""
+
+    commits: int
+    reader: CheckpointReader | None
+    """None: it cannot be read."""
+    size_bytes: int
+    problem: str
+    """Why it cannot be read."""
+    is_torn: bool = False
+    """Its writer did not come to the end."""
+
+
+class CheckpointStorage:
+    """`step-000000000200/` and so on, at any URL that fsspec opens. One run writes there at a time."""
+
+    def __init__(self, url: str, keep: int = KEEP) -> None:
+        """Raises ConfigError."""
+        if keep < 1:
+            raise ConfigError(f"at least 1 checkpoint is kept, not {keep}")
+        self.keep = keep
+        self._place = open_place(url)
+        self.shown = self._place.shown
+        """The URL, without secrets."""
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def write(self, image: Image, wrote: Wrote = lambda size_bytes: None) -> Manifest:
+        """All of a state, by one writer. `wrote` is told the bytes of each write.
+
+        Raises EnvironmentProblem for a full, failing or unreachable storage; what was there stays.
+        """
+        attempt = uuid.uuid4().hex[:12]
+        step = step_name(image.commits)
+        self._clean(image.commits, but=attempt)
+        directory = self._place.begin(step, attempt)
+        try:
+            plain = _plain_piece(image.plain, [piece.name for piece in image.pieces])
+            written = self._write(directory, 0, [*_written_ones(image.pieces), plain], wrote)
+            return self._publish(image.commits, directory, 1, written, wrote)
+        except BaseException:
+            if directory != step:
+                with contextlib.suppress(EnvironmentProblem, OSError):
+                    self._place.remove(directory)
+            raise
+
+    def write_pieces(
+        self,
+        commits: int,
+        rank: int,
+        pieces: Sequence[Piece],
+        attempt: str,
+        wrote: Wrote = lambda size_bytes: None,
+    ) -> Part:
+        """What this rank has of a state that is divided. Every rank names the same `attempt`, which no earlier one of
+        the run had: `finish` puts together what belongs to it. Raises EnvironmentProblem."""
+        directory = self._begin(commits, attempt)
+        written = self._write(directory, rank, _written_ones(pieces), wrote)
+        files = written.files or [self._put(directory, f"__{rank}_0.distcp", b"", wrote)]
+        part = Part(attempt, rank, files[0], written.chunks)
+        self._put(directory, _part_name(rank), encode(part), wrote)
+        return part
+
+    def finish(
+        self,
+        commits: int,
+        world_size: int,
+        plain: Any,
+        names: Sequence[str],
+        attempt: str,
+        wrote: Wrote = lambda size_bytes: None,
+    ) -> Manifest:
+        """By one of the ranks, when all have written their pieces: makes them one checkpoint.
+
+        `plain` and `names` of the pieces are those of the image whose pieces they are. Raises EnvironmentProblem, also
+        where a rank's pieces are missing.
+        """
+        directory = self._begin(commits, attempt)
+        written = Written([], [])
+        for rank in range(world_size):
+            try:
+                raw = self._place.read(directory, _part_name(rank))
+            except FileNotFoundError:
+                raw = b""
+            part = decode(raw, Part, f"{directory}/{_part_name(rank)}") if raw else None
+            if part is None or part.attempt != attempt:
+                raise EnvironmentProblem(
+                    f"rank {rank} has not written its pieces of the checkpoint at commit {commits} to {self.shown}"
+                )
+            written.files.append(part.file)
+            written.chunks.extend(part.chunks)
+        plain_piece = _plain_piece(plain, list(names))
+        last = self._write(directory, world_size, [plain_piece], wrote)
+        chunks = {(c.name, c.offsets): c for c in [*written.chunks, *last.chunks]}  # replicated ones once
+        written = Written([*written.files, *last.files], list(chunks.values()))
+        _check_wholes(written.chunks, names)
+        for rank in range(world_size):
+            self._place.drop(directory, _part_name(rank))
+        return self._publish(commits, directory, world_size, written, wrote)
+
+    def _write(self, directory: str, rank: int, pieces: Sequence[Piece], wrote: Wrote) -> Written:
+        from stoker.train.checkpoints.dcp_write import write_pieces
+
+        return write_pieces(self._place, directory, rank, pieces, wrote)
+
+    def _begin(self, commits: int, attempt: str) -> str:
+        if not _ATTEMPT.match(attempt):
+            raise ConfigError(f"{attempt!r} is no name of an attempt: letters, digits, _ and - only")
+        return self._place.begin(step_name(commits), attempt)
+
+    def _publish(
+        self, commits: int, directory: str, world_size: int, written: Written, wrote: Wrote
+    ) -> Manifest:
+        from stoker.train.checkpoints.dcp_write import write_metadata
+
+        metadata = write_metadata(self._place, directory, written.chunks, wrote)
+        pieces = self._put(directory, PIECES, encode(Pieces(written.chunks)), wrote)
+        manifest = Manifest(
+            format=FORMAT,
+            commits=commits,
+            world_size=world_size,
+            written_at=time.time(),
+            stoker=__version__,
+            torch=str(torch.__version__),
+            files=[*written.files, *metadata, pieces],
+        )
+        self._put(directory, MANIFEST, encode(manifest), wrote)
+        self._place.publish(directory, step_name(commits))
+        self._forget_old(commits)
+        return manifest
+
+    def _put(self, directory: str, name: str, data: bytes, wrote: Wrote) -> File:
+        with self._place.create(directory, name) as sink:
+            stream = HashingSink(sink, wrote)
+            stream.write(data)
+        return stream.file(name)
+
+    # -- what goes ----------------------------------------------------------------------------------------
+
+    def _clean(self, commits: int, *, but: str = "") -> None:
+        """What writers have left that were killed in the middle, each as large as the state. A run has one writer, so
+        none of them is at work; what is beyond this run's commits is left alone."""
+        for directory, files in self._place.list().items():
+            left = _LEFT.match(directory)
+            of = commits_of(left[1] if left else directory)
+            is_torn = left is not None or MANIFEST not in files
+            if of is None or not is_torn or of > commits or (but and f".{but}." in directory):
+                continue
+            log.warning("removing what a writer that broke off has left at %s: %s", self.shown, directory)
+            self._remove(directory)
+
+    def _forget_old(self, commits: int) -> None:
+        """The newest are kept, counted back from the one just written: those beyond it, which this run did not come
+        from because they could not be read or somebody wanted it so, must not push it out."""
+        try:
+            self._clean(commits)
+            steps = [(commits_of(name), name, files) for name, files in self._place.list().items()]
+        except EnvironmentProblem as error:
+            log.warning("older checkpoints are not removed: %s", error)
+            return
+        whole = sorted((of, name) for of, name, files in steps if of is not None and MANIFEST in files)
+        for _, name in [one for one in whole if one[0] <= commits][: -self.keep]:
+            self._remove(name)
+
+    def _remove(self, directory: str) -> None:
+        try:
+            self._place.remove(directory)
+        except (EnvironmentProblem, FileNotFoundError) as error:
+            log.warning("%s at %s is not removed: %s", directory, self.shown, error)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def held(self) -> list[Held]:
+        """All that lie there, oldest first. Raises EnvironmentProblem."""
+        found = []
+        for name, files in sorted(self._place.list().items()):
+            commits = commits_of(name)
+            if commits is None:
+                continue
+            size_bytes = sum(files.values())
+            if MANIFEST not in files:
+                found.append(
+                    Held(commits, None, size_bytes, "its writer did not come to the end", is_torn=True)
+                )
+                continue
+            try:
+                found.append(Held(commits, CheckpointReader(self._place, name, files), size_bytes, ""))
+            except CheckpointDamaged as error:
+                found.append(Held(commits, None, size_bytes, str(error)))
+            except FileNotFoundError:
+                continue  # it is being removed
+        return found
+
+    def reader(self, commits: int) -> CheckpointReader:
+        """Of the checkpoint at that commit. Raises EnvironmentProblem where there is no whole one."""
+        name = step_name(commits)
+        files = self._place.list().get(name)
+        try:
+            if files is not None and MANIFEST in files:
+                return CheckpointReader(self._place, name, files)
+        except FileNotFoundError:
+            pass  # it was removed just now
+        raise EnvironmentProblem(f"there is no checkpoint at commit {commits} in {self.shown}")
+
+    def read(self, commits: int) -> Image:
+        """The checkpoint at that commit. Raises EnvironmentProblem, CheckpointDamaged."""
+        return self.reader(commits).read()
+
+    def newest(self, below: int | None = None) -> tuple[int, CheckpointReader] | None:
+        """The newest whole one, of those with fewer commits than `below`: its manifest, sizes and small files are as
+        they were written. Tensors are checked as they are read: where that fails, ask for the next one `below`.
+
+        None: there is none. Raises EnvironmentProblem where there are some and none is whole, or the storage cannot be
+        reached: to start afresh would throw away what was trained.
+        """
+        tried: set[int] = set()
+        problem = ""
+        while True:
+            listed = {c: (n, f) for n, f in self._place.list().items() if (c := commits_of(n)) is not None}
+            untried = sorted(c for c in listed if c not in tried and (below is None or c < below))
+            if not untried:
+                break
+            commits = untried[-1]
+            name, files = listed[commits]
+            tried.add(commits)
+            if MANIFEST not in files:
+                log.warning("skipping %s at %s, whose writer did not come to the end", name, self.shown)
+                continue
+            try:
+                return commits, CheckpointReader(self._place, name, files)
+            except FileNotFoundError:
+                continue  # a run that is writing them has put a newer one in its place: look again
+            except CheckpointDamaged as error:
+                log.warning("skipping a checkpoint at %s: %s", self.shown, error)
+                problem = problem or str(error)
+        if problem:
+            raise self._none_can_be_read(problem)
+        return None
+
+    def read_newest(self) -> Image | None:
+        """The newest one that can be read. None: there is none. Raises EnvironmentProblem as `newest` does."""
+        problem = ""
+        below = None
+        while (found := self.newest(below)) is not None:
+            below, reader = found
+            try:
+                return reader.read()
+            except CheckpointDamaged as error:
+                log.warning("skipping a checkpoint at %s: %s", self.shown, error)
+                problem = problem or str(error)
+        if problem:
+            raise self._none_can_be_read(problem)
+        return None
+
+    def _none_can_be_read(self, problem: str) -> EnvironmentProblem:
+        return EnvironmentProblem(
+            f"no checkpoint in {self.shown} can be read, so the run does not know where to go on: bring back a whole "
+            f"one, or name another place for checkpoints to begin anew. The newest: {problem}"
+        )
+
+
+def _part_name(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def _plain_piece(plain: Any, names: list[str]) -> Piece:
+    raw = msgspec.msgpack.encode([plain, names])
+    tensor = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    return Piece(PLAIN, (len(raw),), (0,), tensor)
+
+
+def _written_ones(pieces: Sequence[Piece]) -> list[Piece]:
+    """Without the empty ones that the last ranks have of a tensor with fewer rows than ranks."""
+    return [piece for piece in pieces if piece.is_whole or piece.tensor.numel()]
+
+
+def _check_wholes(chunks: Sequence[Chunk], names: Sequence[str]) -> None:
+    """Raises ConfigError where the ranks' pieces are not the tensors."""
+    held: dict[str, int] = {}
+    wholes: dict[str, int] = {}
+    for chunk in chunks:
+        held[chunk.name] = held.get(chunk.name, 0) + torch.Size(chunk.sizes).numel()
+        wholes[chunk.name] = torch.Size(chunk.shape).numel()
+    for name in names:
+        if held.get(name) != wholes.get(name, 0):
+            raise ConfigError(
+                f"the ranks' pieces of {name} hold {held.get(name, 0)} of its {wholes.get(name, 0)} elements"
+            )
