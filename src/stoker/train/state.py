@@ -190,7 +190,7 @@ class State:
         """Seal this step: model, optimizer, loader positions, RNG and values together.
 
         Local: it issues no collective and cannot fail because a peer died (but that auto-tune brings the ranks
-        together now and then). The world may change here.
+        together now and then, and a `stoker.Sharded` each time). The world may change here.
         """
         if self._rehearses:
             raise ConfigError("warm_up must not commit: what it does is undone, and no step of the training")
