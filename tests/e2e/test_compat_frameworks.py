@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def assert_went_on(folder: Path, done: Finished, said: list[dict[str, Any]], *, 
     counted = [
         r for entry in reads if (entry["step"], entry["generation"]) in committed for r in entry["records"]
     ]
-    assert sorted(counted) == sorted(list(range(RECORDS)) * said[0]["epochs"])
+    assert Counter(counted) == Counter(dict.fromkeys(range(RECORDS), said[0]["epochs"]))
     assert min(entry["commits"] for entry in ledger(folder, "world") if entry["generation"] > 1) >= lost
 
 
@@ -88,3 +90,87 @@ def test_lightning_alone_trains_as_lightning_does(tmp_path: Path) -> None:
     elastic = alone(tmp_path, "elastic_lightning.py", "2")
     own = alone(tmp_path, "elastic_lightning.py", "2", "auto")
     assert {**elastic, "pid": 0} == {**own, "pid": 0}
+
+
+def test_trainer_goes_on_when_a_worker_dies_and_another_joins(tmp_path: Path) -> None:
+    done, said = run_and_lose_one(tmp_path, "elastic_trainer.py")
+    assert_went_on(tmp_path, done, said, lost=LAST_STEP)
+    steps = said[0]["global_step"]
+    assert len(said[0]["losses"]) == steps // 5
+    assert said[0]["evaluations"] == said[0]["epochs"]
+    assert said[0]["learning_rate"] == pytest.approx(0.01 * (1 - steps / (500 * STEPS_AN_EPOCH)))
+    assert said[0]["newest_checkpoint"] == steps
+
+
+def test_trainer_alone_trains_as_trainer_does_and_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    own = alone(tmp_path, "elastic_trainer.py", "2", "plain")
+    shutil.rmtree(tmp_path / "saved")
+    elastic = alone(tmp_path, "elastic_trainer.py", "2")
+    assert {**elastic, "pid": 0} == {**own, "pid": 0}
+    shutil.rmtree(tmp_path / "saved" / "checkpoint-12")
+    resumed = alone(tmp_path, "elastic_trainer.py", "2", "resume")
+    for name in ("global_step", "epochs", "weights", "learning_rate"):
+        assert resumed[name] == own[name], name
+
+
+def test_trainer_weighs_tokens_alike_at_every_size_of_the_world(tmp_path: Path) -> None:
+    """Of batches of 17 and 16 records, three ranks have unequal shares, with unequal numbers of tokens."""
+    own = alone(tmp_path, "elastic_trainer.py", "2", "tokens")
+    done = run(tmp_path, "run", "--nproc-per-node", "3", "--no-cache", str(HERE / "elastic_trainer.py"), "2", "tokens",
+               timeout_s=200, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    together = json.loads((tmp_path / "said-2.json").read_text())
+    assert together["world_size"] == 3
+    assert together["weights"] == pytest.approx(own["weights"], rel=1e-4)
+
+
+def test_accelerate_knows_the_world_and_its_end(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--max-restarts", "0", "--audit",
+               str(HERE / "elastic_accelerate.py"), timeout_s=200, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert said == {"worlds": [[2, 0, [0, 1]], [1, 0, [0]]], "steps": 12}
+
+
+@pytest.mark.parametrize("where", ["validation", "hook", "epoch-end"])
+def test_lightning_loses_a_rank_beside_its_steps(tmp_path: Path, where: str) -> None:
+    """What follows the last committed batch is done again, and no step."""
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--max-restarts", "0", "--audit",
+               str(HERE / "elastic_lightning_ends.py"), where, timeout_s=200, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    assert "0 done again; records missed 0, repeated 0" in done.err
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert (said["global_step"], said["epochs"]) == (12, 2)
+    first = [["train start", 2, 0], ["epoch start", 2, 0]]
+    both = [["validation", 2, 6], ["epoch end", 2, 6], ["epoch start", 2, 6], ["validation", 2, 12]]
+    alone = [["validation", 1, 6], ["epoch end", 1, 6], ["epoch start", 1, 6], ["validation", 1, 12]]
+    last = [["epoch end", 1, 12], ["train end", 1, 12]]
+    assert (
+        said["hooks"]
+        == {
+            "validation": [*first, both[0], *alone, *last],
+            "hook": [*first, *alone, *last],
+            "epoch-end": [*first, *both, ["epoch end", 2, 12], ["train end", 2, 12]],
+        }[where]
+    )
+
+
+def test_what_cannot_be_elastic_is_refused(tmp_path: Path) -> None:
+    said = alone(tmp_path, "elastic_refusals.py")
+    words = {
+        "manual": "needs automatic optimization",
+        "lbfgs": "cannot undo a broken step of LBFGS",
+        "dataloader": "not on DataLoader",
+        "reloaded": "reload_dataloaders_every_n_epochs",
+        "trainer accumulates": "leave out gradient_accumulation_steps",
+        "trainer finds": "auto_find_batch_size",
+        "trainer dataset": "not on a Rows",
+        "trainer arguments": "takes ElasticTrainingArguments",
+        "accelerate accumulates": "global_batch_size the whole",
+        "accelerate divides": "fsdp_plugin",
+        "first": "done",
+        "second": "fits once in a process",
+    }
+    assert set(said) == set(words)
+    assert not {name: said[name] for name in words if words[name] not in said[name]}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _all_gather_ddp_if_available, _sync_ddp_if_available
@@ -19,8 +21,13 @@ from stoker.compat.lightning.progress import FitProgress
 from stoker.errors import ConfigError
 from stoker.train.context import init
 from stoker.train.elastic import elastic
+from stoker.train.failures import is_collective_failure
+from stoker.train.packing import pack, unpack
 from stoker.train.runtime import runtime
 from stoker.train.state import State
+
+log = logging.getLogger("stoker.train")
+R = TypeVar("R")
 
 
 class ElasticStrategy(Strategy):
@@ -155,32 +162,45 @@ class ElasticStrategy(Strategy):
     # -- collectives --------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None) -> None:
-        if self._settle():
-            dist.all_reduce(torch.zeros(1, device=self.root_device))
+        self._meet(lambda: dist.all_reduce(torch.zeros(1, device=self.root_device)), None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not self._settle():
-            return obj
-        held = [obj]
-        dist.broadcast_object_list(held, src, device=self.root_device)
-        return held[0]
+        return self._meet(lambda: _broadcast(obj, src, self.root_device), obj)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        if not isinstance(tensor, torch.Tensor) or not self._settle():
+        if not isinstance(tensor, torch.Tensor):
             return tensor
-        return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+        return self._meet(lambda: _sync_ddp_if_available(tensor.clone(), group, reduce_op=reduce_op), tensor)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        if not self._settle():
-            return tensor
-        return _all_gather_ddp_if_available(tensor, group=group, sync_grads=sync_grads)
+        return self._meet(
+            lambda: _all_gather_ddp_if_available(tensor, group=group, sync_grads=sync_grads), tensor
+        )
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        wanted = self.world_size if all else 1
+
+        def count() -> bool:
+            decisions = torch.tensor(int(decision), device=self.root_device)
+            dist.all_reduce(decisions)
+            return bool(decisions >= wanted)
+
+        return self._meet(count, decision)
+
+    def _meet(self, collective: Callable[[], R], alone: R) -> R:
+        """What a collective brings; `alone`: where there is nobody to meet.
+
+        A rank may be lost after the training has ended in all of them. Then this one brings its own to an end.
+        """
         if not self._settle():
-            return decision
-        count = torch.tensor(int(decision), device=self.root_device)
-        count = self.reduce(count, reduce_op="sum")
-        return bool(count == self.world_size) if all else bool(count)
+            return alone
+        try:
+            return collective()
+        except RuntimeError as error:
+            if runtime().core.phase != "finished" or not is_collective_failure(error):
+                raise
+            log.warning("a rank was lost after the training had ended, this one ends without it: %s", error)
+            return alone
 
     def _settle(self) -> bool:
         """Whether there are others to meet. If the optimizer has stepped, that is committed before: a peer that is lost
@@ -216,3 +236,24 @@ class ElasticStrategy(Strategy):
             raise ConfigError(
                 "ElasticStrategy fits once in a process: workers that join could not know of an earlier fit"
             )
+
+
+def _broadcast(value: Any, source: int, device: torch.device) -> Any:
+    """The source's plain value, in all ranks. torch's own way unpickles what comes."""
+    tensors: list[torch.Tensor] = []
+    raw = (
+        msgspec.msgpack.encode(pack(value, tensors, "what is broadcast"))
+        if dist.get_rank() == source
+        else b""
+    )
+    if tensors:
+        raise ConfigError(
+            "ElasticStrategy broadcasts plain values: for tensors use torch.distributed.broadcast"
+        )
+    size = torch.tensor([len(raw)], device=device)
+    dist.broadcast(size, source)
+    data = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if raw:
+        data.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    dist.broadcast(data, source)
+    return unpack(msgspec.msgpack.decode(bytes(data.tolist())), [])
