@@ -1,7 +1,7 @@
 """Lightning under `stoker run`: rank 0 kills itself in the second epoch, another process takes its place.
 
-Trains until that one has taken part, to the end of the epoch, and writes what came of it. `EPOCHS [STRATEGY]`: trains
-for so many epochs, with a strategy of Lightning's own if it is named, and nobody dies.
+Trains until that one has taken part, to the end of the epoch, and writes what came of it. `EPOCHS [auto]
+[resume]`: trains for so many epochs, with Lightning's own strategy or from its checkpoint, and nobody dies.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         default_root_dir=".",
         accelerator="cpu",
-        strategy=sys.argv[2] if len(sys.argv) > 2 else ElasticStrategy(),
+        strategy="auto" if "auto" in sys.argv else ElasticStrategy(),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -90,6 +90,7 @@ def main() -> None:
         model,
         stoker.Loader(Rows(), global_batch_size=BATCH, shuffle=True, name="train"),
         stoker.Loader(Rows(), global_batch_size=BATCH, keep_position=False, name="validation"),
+        ckpt_path="saved/last.ckpt" if "resume" in sys.argv else None,
     )
     said = {
         "pid": os.getpid(),

@@ -86,10 +86,17 @@ def test_lightning_goes_on_when_rank_0_dies_and_another_joins(tmp_path: Path) ->
     )
 
 
-def test_lightning_alone_trains_as_lightning_does(tmp_path: Path) -> None:
-    elastic = alone(tmp_path, "elastic_lightning.py", "2")
+def test_lightning_alone_trains_as_lightning_does_and_resumes_in_the_middle_of_an_epoch(
+    tmp_path: Path,
+) -> None:
     own = alone(tmp_path, "elastic_lightning.py", "2", "auto")
+    shutil.rmtree(tmp_path / "saved")
+    elastic = alone(tmp_path, "elastic_lightning.py", "2")
     assert {**elastic, "pid": 0} == {**own, "pid": 0}
+    assert elastic["checkpoint_step"] == 7
+    resumed = alone(tmp_path, "elastic_lightning.py", "2", "resume")
+    theirs = {"pid": 0, "checkpoint_step": 12}  # Lightning writes one at the end where a process has written none
+    assert {**resumed, "pid": 0} == {**own, **theirs}
 
 
 def test_trainer_goes_on_when_a_worker_dies_and_another_joins(tmp_path: Path) -> None:
@@ -99,7 +106,7 @@ def test_trainer_goes_on_when_a_worker_dies_and_another_joins(tmp_path: Path) ->
     assert len(said[0]["losses"]) == steps // 5
     assert said[0]["evaluations"] == said[0]["epochs"]
     assert said[0]["learning_rate"] == pytest.approx(0.01 * (1 - steps / (500 * STEPS_AN_EPOCH)))
-    assert said[0]["newest_checkpoint"] == steps
+    assert said[0]["newest_checkpoint"] == steps // 7 * 7
 
 
 def test_trainer_alone_trains_as_trainer_does_and_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
@@ -154,6 +161,20 @@ def test_lightning_loses_a_rank_beside_its_steps(tmp_path: Path, where: str) -> 
             "epoch-end": [*first, *both, ["epoch end", 2, 12], ["train end", 2, 12]],
         }[where]
     )
+
+
+def test_lightning_starts_again_from_stokers_checkpoint_when_all_are_lost(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--audit", "--checkpoint-dir", "ckpt",
+               "--checkpoint-every", "5", str(HERE / "elastic_lightning_ends.py"), "all",
+               timeout_s=250, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert (said["global_step"], said["epochs"]) == (12, 2)
+    assert [hook[0] for hook in said["hooks"]][:2] == ["train start", "validation"], (
+        "in the middle of the first epoch"
+    )
+    assert 5 in {entry["commits"] for entry in ledger(tmp_path, "world")}
 
 
 def test_what_cannot_be_elastic_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class ElasticTrainer(Trainer):
     """
 
     def __init__(self, *arguments: Any, ddp_options: dict[str, Any] | None = None, **options: Any) -> None:
+        if not hasattr(Trainer, "_run_epoch"):
+            raise ConfigError(
+                "ElasticTrainer is made for transformers 5, and this version has other loops: install it"
+            )
         super().__init__(*arguments, **options)
         if not isinstance(self.args, ElasticTrainingArguments):
             raise ConfigError(
