@@ -2,7 +2,7 @@
 
 Trains until that one has taken part, to the end of the epoch, and writes what came of it. `2 [resume]`: trains for two
 epochs, and nobody dies. `2 plain`: the same by Trainer itself. `2 tokens`: with a loss that is a mean over tokens, of
-which records have different numbers.
+which records have different numbers. `2 evaluation`: rank 1 kills itself in the one after the first epoch.
 """
 
 from __future__ import annotations
@@ -90,6 +90,12 @@ class Twin(Trainer):
         return self.train_dataset
 
 
+class DieInEvaluation(TrainerCallback):
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 6 and args.process_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     plain, dies = "plain" in sys.argv, len(sys.argv) == 1
@@ -98,6 +104,7 @@ def main() -> None:
     options: dict[str, Any] = {
         "num_train_epochs": EPOCHS_MAX if dies else int(sys.argv[1]),
         "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": BATCH,
         "learning_rate": 0.01,
         "max_grad_norm": 1.0,
         "logging_steps": 5,
@@ -116,7 +123,7 @@ def main() -> None:
         settings("saved", **options),
         train_dataset=loader,
         eval_dataset=Data(),
-        callbacks=[DieAndBeReplaced()] if dies else [],
+        callbacks=[DieAndBeReplaced()] if dies else [DieInEvaluation()] if "evaluation" in sys.argv else [],
     )
     trainer.train(resume_from_checkpoint="resume" in sys.argv)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -95,7 +95,10 @@ def test_lightning_alone_trains_as_lightning_does_and_resumes_in_the_middle_of_a
     assert {**elastic, "pid": 0} == {**own, "pid": 0}
     assert elastic["checkpoint_step"] == 7
     resumed = alone(tmp_path, "elastic_lightning.py", "2", "resume")
-    theirs = {"pid": 0, "checkpoint_step": 12}  # Lightning writes one at the end where a process has written none
+    theirs = {
+        "pid": 0,
+        "checkpoint_step": 12,
+    }  # Lightning writes one at the end where a process has written none
     assert {**resumed, "pid": 0} == {**own, **theirs}
 
 
@@ -129,6 +132,17 @@ def test_trainer_weighs_tokens_alike_at_every_size_of_the_world(tmp_path: Path) 
     together = json.loads((tmp_path / "said-2.json").read_text())
     assert together["world_size"] == 3
     assert together["weights"] == pytest.approx(own["weights"], rel=1e-4)
+
+
+def test_trainer_loses_a_rank_in_an_evaluation(tmp_path: Path) -> None:
+    """It is done again, and no step."""
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--max-restarts", "0", "--audit",
+               str(HERE / "elastic_trainer.py"), "2", "evaluation", timeout_s=200, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    assert "12 steps in" in done.err
+    assert "0 done again; records missed 0, repeated 0" in done.err
+    said = json.loads((tmp_path / "said-0.json").read_text())
+    assert (said["world_size"], said["global_step"], said["epochs"], said["evaluations"]) == (1, 12, 2, 2)
 
 
 def test_accelerate_knows_the_world_and_its_end(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 
 from stoker.errors import ConfigError
@@ -100,6 +100,8 @@ def follow_world(*, is_over: bool = False) -> None:
     """Tell Accelerate of the world that this process is in now; `is_over`: nobody may be there any more, to meet."""
     context = init()
     several = context.world_size > 1 and not is_over
+    if GradientState._shared_state:
+        GradientState().dataloader_references = [None]  # of a loop that the change of the world has left
     kind = _OF_DEVICE.get(context.device.type, DistributedType.MULTI_GPU)
     for shared in (PartialState._shared_state, AcceleratorState._shared_state):
         if shared:
