@@ -98,7 +98,7 @@ def main() -> None:
         "world_size": trainer.world_size,
         "global_step": trainer.global_step,
         "epochs": trainer.current_epoch,
-        "weights": [float(p.double().sum()) for p in model.state_dict().values()],
+        "weights": [float(p.double().norm()) for p in model.state_dict().values()],
         "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
         "validation": float(trainer.callback_metrics["validation"]),
         "early_stopping": trainer.early_stopping_callback.wait_count,

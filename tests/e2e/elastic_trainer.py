@@ -133,7 +133,7 @@ def main() -> None:
         "world_size": trainer.args.world_size,
         "global_step": trainer.state.global_step,
         "epochs": round(trainer.state.epoch, 6),
-        "weights": [float(p.double().sum()) for p in model.parameters()],
+        "weights": [float(p.double().norm()) for p in model.parameters()],
         "learning_rate": trainer.lr_scheduler.get_last_lr()[0],
         "losses": losses,
         "evaluations": sum("eval_loss" in entry for entry in trainer.state.log_history),
