@@ -87,6 +87,46 @@ def test_workers_of_uneven_speed_share_a_dataset(tmp_path: Path) -> None:
     assert read[2] < read[0]
 
 
+ELASTIC = ["08-lightning-elastic.py", "09-hugging-face-elastic.py"]
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_frameworks_train_alone(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=tmp_path,
+        env={**os.environ, "STOKER_CACHE_DIR": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 3: step 48, world of 1" in done.stdout
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_frameworks_lose_a_worker_and_go_on(tmp_path: Path, name: str) -> None:
+    done = run(
+        tmp_path,
+        "run",
+        "--nproc-per-node",
+        "3",
+        "--no-cache",
+        "--audit",
+        str(EXAMPLES / name),
+        "--lose-one",
+        timeout_s=200,
+        HF_HUB_OFFLINE="1",
+    )
+    assert done.code == 0, done.text
+    assert "epoch 1: step 16, world of 3" in done.out
+    assert "[rank 0] epoch 3: step 48, world of" in done.out
+    assert "was killed by SIGKILL" in done.err
+    assert "48 steps in" in done.err
+    assert "records missed 0, repeated 0" in done.err
+
+
 def test_every_example_is_run() -> None:
     text = Path(__file__).read_text()
     assert all(path.name in text for path in EXAMPLES.glob("*.py"))

@@ -1,0 +1,1 @@
+"""Stoker under the names of other libraries."""
