@@ -66,6 +66,9 @@ def main() -> int:
     )
     made.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     made.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES)
+    made.add_argument(
+        "--jobs", nargs="*", type=int, default=JOBS, help="how many at a time; one alone always, to compare"
+    )
     arguments = made.parse_args()
     arguments.records = arguments.records or (1500 if arguments.quick else 4000)
     arguments.epochs = arguments.epochs or (3 if arguments.quick else 4)
@@ -79,7 +82,7 @@ def main() -> int:
         cases = [
             (part, side, jobs, start)
             for part in arguments.parts
-            for jobs in JOBS
+            for jobs in sorted({1, *arguments.jobs})
             for start in (("together",) if jobs == 1 else ("together", "staggered"))
             for side in arguments.sides
         ]

@@ -129,6 +129,26 @@ def test_processes_of_loaders_read_tables(data: Behind, method: str) -> None:
     assert data.origin_bytes <= whole
 
 
+def test_groups_that_cannot_all_be_kept_are_said_once(data: Behind, caplog: pytest.LogCaptureFixture) -> None:
+    write(data.folder, "parquet")
+    groups = len(data.dataset().groups())
+    assert groups >= 4
+
+    def read(**options: Any) -> list[str]:
+        caplog.clear()
+        dataset = data.dataset(format="parquet", columns=["id"], **options)
+        with stoker.Loader(dataset, global_batch_size=20, shuffle="groups", shuffle_window=4) as loader:
+            for _ in range(2):
+                assert sum(len(batch["id"]) for batch in loader) == ROWS
+        return [record.getMessage() for record in caplog.records if "shuffle_window" in record.message]
+
+    assert read() == []
+    (said,) = read(held_bytes=1)
+    assert "4 groups of rows are mixed at a time, of which held_bytes=1 has room for about 1" in said
+    assert "make shuffle_window smaller, or give the dataset held_bytes=" in said
+    assert read(held_bytes=int(said.rpartition("held_bytes=")[2].split()[0]) * 10) == []
+
+
 def test_a_group_that_is_damaged(data: Behind) -> None:
     body = bytearray(parquet_bytes(table_of(ROWS), write_page_checksum=True, compression="none"))
     (data.folder / "a.parquet").write_bytes(body)

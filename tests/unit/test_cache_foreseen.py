@@ -7,12 +7,15 @@ import heapq
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stoker.base.rng import Rng
 from stoker.cache.coming import ComingReads, Stream
+from stoker.cache.farthest import Sample, latest
+from stoker.cache.store.foreseen import Choice, Foreseen, segments_drawn
 from stoker.cache.store.lots import KeptBucket, PrefixRule
 from stoker.cache.store.store import Store
 from tests.clocks import HandClock
@@ -153,6 +156,51 @@ def test_jobs_of_different_orders_share_what_is_kept(tmp_path: Path, loop: async
     hits = loop.run_until_complete(run.read())
     together = [record for pair in zip(first, second, strict=True) for record in pair]
     assert hits >= 0.94 * belady(together, 600, 0)
+
+
+def test_small_segments_leave_several_to_a_choice(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at all of them for each record that is stored took most of a small server's time."""
+    chosen: list[int] = []
+    choose = Foreseen._choose
+
+    def counted(self: Foreseen, *arguments: Any) -> list[Choice]:
+        found = choose(self, *arguments)
+        chosen.append(len(found))
+        return found
+
+    monkeypatch.setattr(Foreseen, "_choose", counted)
+    first, second = epochs(1000, 2, seed=1), epochs(1000, 2, seed=2)
+    run = Run(tmp_path, 520, "lru")
+    run.announce(first, "a", 1000)
+    run.announce(second, "b", 1000)
+    hits = loop.run_until_complete(run.read())
+    together = [record for pair in zip(first, second, strict=True) for record in pair]
+    assert hits >= 0.93 * belady(together, 520, 0)
+    assert max(chosen) > 1
+    left_bytes = run.store.clearing.evicted_bytes + run.store.clearing.rewritten_bytes
+    segment_bytes = 2 * RECORD
+    assert len(chosen) < 0.6 * left_bytes / segment_bytes
+
+
+@pytest.mark.parametrize(("streams", "drawn"), [(0, 512), (1, 512), (64, 128), (4096, 128)])
+def test_the_more_streams_the_fewer_segments_are_looked_at(streams: int, drawn: int) -> None:
+    assert segments_drawn(streams) == drawn
+
+
+def test_only_what_is_about_as_bad_as_the_first_leaves_with_it() -> None:
+    samples = [
+        Sample(1, np.array([1.0, 2.0, 3.0, 90.0])),
+        Sample(2, np.array([91.0, 93.0, 95.0, 97.0])),
+        Sample(3, np.array([1.0, 85.0, 86.0, 90.0])),
+        Sample(4, np.array([92.0, 94.0, 96.0, 98.0])),
+    ]
+    leaving = latest(samples, 5.0, most=4)
+    assert [one.number for one in leaving] == [2, 4]
+    assert [one.number for one in latest(samples, 5.0, most=1)] == [2]
+    assert latest(samples, 99.0, most=4) == []
+    assert len(latest(samples, 99.0, is_forced=True, most=4)) == 1
 
 
 def test_what_is_read_often_is_kept(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import gc
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -198,6 +199,32 @@ def test_a_loop_that_was_left_goes_on_where_it_was_where_records_count_at_commit
     assert sorted(read) == list(range(100))
     data.commit()
     assert data.status().is_finished
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for it; a minute is for ever."""
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.02)
+    pytest.fail("it never came to hold")
+
+
+def test_a_loop_that_is_left_keeps_only_what_is_to_be_committed() -> None:
+    """Loader processes have leased shards ahead: others must not wait for them until the leases end."""
+    data = sharded(200, exactly_once=True)
+    loader = data.loader(batch_size=4, num_workers=2, prefetch_factor=8)
+    batches = iter(loader)
+    read = [record for _ in range(2) for record in next(batches).tolist()]
+    begun = {record // 10 for record in read}
+    until(lambda: data.status().doing > len(begun))
+    del batches
+    until(lambda: data.status().doing == len(begun))  # a process may have been asking just then
+    data.commit()
+    until(lambda: data.status().doing == 0)
+    assert data.status().failures == 0
+    read += [record for batch in loader for record in batch.tolist()]
+    assert sorted(read) == list(range(200))
 
 
 @pytest.mark.parametrize("dropped", [True, False])

@@ -181,8 +181,8 @@ class ComingReads:
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._streams)
+    def __len__(self) -> int:
+        return len(self._streams)
 
     def get(self, name: str) -> Stream | None:
         """A stream that was announced."""

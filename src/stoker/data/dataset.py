@@ -171,6 +171,12 @@ class Dataset:
         found: npt.NDArray[np.int64] = tell()
         return found
 
+    def expect_groups(self, in_use: int) -> None:
+        """Records of so many groups will be read in turn: where they cannot all be kept decoded, it is said once."""
+        expect = getattr(self.records, "expect_groups", None)
+        if expect is not None:
+            expect(in_use)
+
     def reads(self, numbers: npt.NDArray[np.int64]) -> Reads | None:
         """Which bytes of which objects those records are read from; None if not through the cache."""
         return self.records.reads(numbers)

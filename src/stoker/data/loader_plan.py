@@ -201,3 +201,11 @@ class _PartPlan:
 def groups_for(of: Pass, dataset: object) -> I64 | None:
     """What a pass over a dataset needs to know of groups. Raises ConfigError where the dataset has none."""
     return groups_of(dataset) if of.window else None
+
+
+def expect_groups(of: Pass, dataset: object) -> None:
+    """Have a dataset know how many groups a pass reads from in turn, if it wants to: a rank has its part of those that
+    are mixed, and shares some at its ends."""
+    expect = getattr(dataset, "expect_groups", None)
+    if of.window and expect is not None:
+        expect(min(of.window, -(-of.window // of.world_size) + 3))

@@ -20,7 +20,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.data.loader_arena import ArenaFile, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collate, Collator
-from stoker.data.loader_plan import Pass, Plan, groups_for
+from stoker.data.loader_plan import Pass, Plan, expect_groups, groups_for
 from stoker.data.loader_spent import spent
 from stoker.data.seeding import seed_host
 from stoker.data.waiting import Times
@@ -138,6 +138,8 @@ def _serve(job: Job, connection: Connection, file: ArenaFile) -> None:
         told = connection.recv()
         if isinstance(told, Pass):
             plan = Plan(told, groups_for(told, job.dataset))
+            if job.number == 0:  # one of them has enough to say
+                expect_groups(told, job.dataset)
             continue
         assert plan is not None
         if plan.of.number == file.wanted_pass:

@@ -16,7 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from stoker.data.loader_batch import Collate, Collator
 from stoker.data.loader_crew import Crew
-from stoker.data.loader_plan import Plan
+from stoker.data.loader_plan import Plan, expect_groups
 from stoker.data.loader_process import Done, Records, fetch
 from stoker.errors import ConfigError
 
@@ -58,6 +58,7 @@ class Here:
 
     def begin(self, plan: Plan) -> None:
         self._plan = plan
+        expect_groups(plan.of, self._dataset)
 
     def take(self, step: int) -> Done:
         assert self._plan is not None

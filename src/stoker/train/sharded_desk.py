@@ -97,6 +97,8 @@ class Desk:
         self._failure: BaseException | None = None
         self._lost = ""
         """Why what was read since the last commit cannot be committed."""
+        self._is_left = False
+        """The last loop ended early, and none has begun since."""
         self.turn = 0
         """Number of the loop under way."""
 
@@ -115,7 +117,7 @@ class Desk:
         self.settle()
         with self._lock:
             self.turn += 1
-            self._failure = None
+            self._failure, self._is_left = None, False
             held = list(self._held.values())
             if not self._exactly_once:
                 self._held.clear()
@@ -239,6 +241,8 @@ class Desk:
                 if records == len(one.shard) and self._held.get(one.shard.number) is one:
                     del self._held[one.shard.number]
                     one.shard.is_open = False
+            unread = self._take_unread() if self._is_left else []
+        hand_back([one.shard for one in unread], Departure(None, None))
         return state
 
     def roll_back(self) -> None:
@@ -265,10 +269,17 @@ class Desk:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _take_used(self) -> list[Held]:
-        done = [one for one in self._held.values() if one.is_given]
-        for one in done:
+        return self._take(one for one in self._held.values() if one.is_given)
+
+    def _take_unread(self) -> list[Held]:
+        """Those of which all that the loop has is committed: the rest may be read by others."""
+        return self._take(one for one in self._held.values() if one.given == one.counted)
+
+    def _take(self, some: Iterable[Held]) -> list[Held]:
+        taken = list(some)
+        for one in taken:
             del self._held[one.shard.number]
-        return done
+        return taken
 
     def _end(self, left: Left) -> Callable[[], None] | None:
         """A loop has ended; returns what is to be done without the lock."""
@@ -278,9 +289,9 @@ class Desk:
             used = [] if self._exactly_once else self._take_used()
             return lambda: finish([one.shard for one in used])
         self.turn += 1
-        held = [] if self._exactly_once else list(self._held.values())
-        if not self._exactly_once:
-            self._held.clear()
+        self._is_left = True
+        # Of what is to be committed nothing leaves, and what is only leased ahead is for others at once.
+        held = self._take_unread() if self._exactly_once else self._take(self._held.values())
         held.sort(key=lambda one: one.given == one.shard.read)
         untouched = sum(one.given == one.shard.read for one in held)
         how = left.how

@@ -300,7 +300,17 @@ class FleetClient(CacheClient):
             if name in self._urls:
                 url = self._urls[name]
                 self._down[url] = max(self._down.get(url, 0.0), now + DOWN_S)
+        self._forget_former()
         self._viewed_at = now  # at last: other threads need all of it
+
+    def _forget_former(self) -> None:
+        """Let go of those that are members no more. Who is being asked is held by who asks, and its connections are
+        closed when nobody does any more."""
+        kept = {*self._urls.values(), *self._given}
+        for url in [url for url in list(self._clients) if url not in kept]:
+            self._clients.pop(url, None)
+        for url in [url for url in list(self._down) if url not in kept]:
+            self._down.pop(url, None)
 
     def _lost(self, url: str) -> None:
         self._down[url] = time.monotonic() + DOWN_S

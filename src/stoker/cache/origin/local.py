@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
+from stoker.cache.origin.cursors import Cursors
 from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
@@ -41,6 +42,7 @@ class LocalOrigin:
         self._is_inline = _file_system_of(self._root) in _LOCAL_FILE_SYSTEMS
         # Folders that were resolved and found to lie inside the root, so that each is resolved once.
         self._inside: dict[str, bool] = {"": True}
+        self._lists: Cursors[Iterator[ObjectInfo]] = Cursors()
 
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
@@ -79,17 +81,23 @@ class LocalOrigin:
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
-        walk = self._walk(prefix, after)
+        walk = self._lists.take(prefix, after) or self._walk(prefix, after)
         while True:
             self.counters.requests += 1
             page = await asyncio.to_thread(_take, walk, limit, self.url)
-            if page:
-                yield page
+            try:
+                if page:
+                    yield page
+            except GeneratorExit:
+                if len(page) == limit:
+                    self._lists.keep(prefix, page[-1].key, walk)
+                raise
             if len(page) < limit:
                 return
 
     async def close(self) -> None:
         self._inside.clear()
+        self._lists.clear()
 
     def _open(self, key: str) -> int:
         if not self._is_inside(key):

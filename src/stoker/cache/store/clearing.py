@@ -202,6 +202,8 @@ class Clearing:
         latest = await self.foreseen.choose(foreseen, newcomer or ANY) if foreseen else None
         if foreseen:
             need = need._replace(lots=need.lots - foreseen)
+            if not need.lots and latest is not None:
+                return await self._give_up_latest(latest)
         block = await self._stalest_block(need, before_s)
         packed, _ = self._draw(need, before_s, is_large=False)
         number = self._oldest(need, before_s)
@@ -232,9 +234,10 @@ class Clearing:
         if not held.segments.is_at_rest(latest.segment):
             return True  # something is written to it by now: another is chosen
         held.files.finish(latest.segment)
-        await self._rewriting.leave(
-            latest.segment, latest.kept if held.now() >= self._rewriting.next_at else latest.pinned
-        )
+        if held.now() >= self._rewriting.next_at:
+            await self._rewriting.leave(latest.segment, latest.kept, latest.kinds)
+        else:
+            await self._rewriting.leave(latest.segment, latest.pinned)
         return True
 
     def _oldest(self, need: Need, before_s: int | None) -> int | None:

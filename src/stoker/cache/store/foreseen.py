@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from stoker._native import Piece
 from stoker.base.rng import Rng
 from stoker.cache.coming import ComingReads, Due
-from stoker.cache.farthest import Sample, latest
+from stoker.cache.farthest import Leaving, Sample, latest
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
 
@@ -21,9 +23,22 @@ ID_BYTES = 16
 BLOCKS_DRAWN = 128
 PIECES_DRAWN = 32
 SEGMENTS_DRAWN = 512
+SEGMENTS_DRAWN_MIN = 128
+LOOKS_MAX = 1 << 18
+"""So many pieces are looked up in one choice, in all streams together."""
 NEWEST = 32
 """What came last is looked at always: most of what was fetched to be read once is among it."""
 REST_S = 5
+AT_ONCE_MAX = 16
+AT_ONCE_SHARE = 1 / 64
+AT_ONCE_DRAWN_SHARE = 1 / 32
+PIECES_AT_ONCE = 1024
+"""So many segments are chosen at once, at most: such a part of all, and of those that were looked at, and with so many
+pieces. At the end of an epoch it is suddenly others that are worth least."""
+AHEAD_S = 10.0
+AHEAD_SHARE = 1 / 64
+"""So long a choice counts, and such a part of the time until what leaves is read."""
+REFUSED_S = 0.05
 KINDS_KEPT = 1024
 """Few newcomers are on their way at a time; what was never packed is forgotten."""
 
@@ -41,7 +56,8 @@ ANY = Newcomer(-1.0)
 
 class Choice(NamedTuple):
     """What leaves: a block, or a segment after pieces of it were written anew: all that are kept, or, where there is no
-    time, those that are pinned. `due_s`: when it is read next."""
+    time, those that are pinned. `due_s`: when it is read next; `from_s`: of a segment only what is read from then on is
+    lost. `kinds`: of those that are kept, see Foreseen.kinds_of."""
 
     due_s: float
     block: Piece | None
@@ -49,6 +65,17 @@ class Choice(NamedTuple):
     kept: Sequence[Piece]
     lost: Sequence[Piece]
     pinned: Sequence[Piece] = ()
+    from_s: float = -np.inf
+    kinds: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What leaves next of some lots, for a time. `refused_s`: for what is read then or later, nothing does."""
+
+    until: float
+    next: deque[Choice]
+    refused_s: float = np.inf
 
 
 class Foreseen:
@@ -62,6 +89,7 @@ class Foreseen:
         """Of newcomers that are about to be packed: one look finds both."""
         self._drawn: dict[int, bytes] = {}
         """The ids of some pieces of each segment that was at rest once."""
+        self._chosen: dict[frozenset[int], _Chosen] = {}
         self._free: dict[int, U64 | None] = {}
         """Of those that were looked at, the numbers of what may leave; None where all that was drawn is pinned."""
 
@@ -99,19 +127,59 @@ class Foreseen:
         return await self._held.run(lambda: known.kinds_of(_numbers(pieces), now_s))
 
     async def choose(self, lots: frozenset[int], newcomer: Newcomer) -> Choice | None:
-        """What is read latest of these lots; None if it is worth more than the newcomer."""
+        """What is read latest of these lots; None if it is worth more than the newcomer.
+
+        Looking at so many segments that a good one is among them takes long, beside small segments even longer than
+        filling one: so several are chosen at once.
+        """
         held = self._held
+        chosen = self._chosen.get(lots)
+        if chosen is not None and held.now() < chosen.until:
+            if chosen.refused_s <= newcomer.due_s and not newcomer.is_foreseen:
+                return None
+            if (choice := self._next_of(chosen, newcomer)) is not None:
+                return choice
         numbers = held.segments.at_rest(lots, held.now_s() - REST_S)
-        buckets: dict[int, list[int]] = {}
-        for number in self._some(numbers):
-            buckets.setdefault(held.lots.bucket_of(held.segments.lot_of(number)), []).append(number)
         coming = {
             bucket: held.coming[bucket].as_of_now()
             for bucket in held.lots.buckets_of(lots)
             if bucket in held.coming
         }
+        buckets: dict[int, list[int]] = {}
+        for number in self._some(numbers, max(map(len, coming.values()), default=1)):
+            buckets.setdefault(held.lots.bucket_of(held.segments.lot_of(number)), []).append(number)
         self._forget_gone()
-        return await held.run(self._choose, lots, numbers, buckets, newcomer, coming)
+        found = await held.run(self._choose, lots, numbers, buckets, newcomer, coming)
+        return self._keep(lots, newcomer, found)
+
+    def _next_of(self, chosen: _Chosen, newcomer: Newcomer) -> Choice | None:
+        """One of those that were chosen before, if it is worth less than this newcomer, too."""
+        while chosen.next:
+            choice = chosen.next[0]
+            is_free = self._held.segments.is_at_rest(choice.segment)
+            if is_free:
+                bucket = self._held.lots.bucket_of(self._held.segments.lot_of(choice.segment))
+                is_free = not self._held.lots[bucket].has_rules  # else some of it may be pinned by now
+            is_worth_less = newcomer.due_s < choice.from_s or choice.from_s == np.inf
+            if is_free and not newcomer.is_foreseen and not is_worth_less:
+                return None
+            chosen.next.popleft()
+            if is_free:
+                return choice
+        return None
+
+    def _keep(self, lots: frozenset[int], newcomer: Newcomer, found: list[Choice]) -> Choice | None:
+        """The first, and the others for who comes next."""
+        now = self._held.now()
+        self._chosen = {other: chosen for other, chosen in self._chosen.items() if now < chosen.until}
+        if not found:
+            if not newcomer.is_foreseen:
+                self._chosen[lots] = _Chosen(now + REFUSED_S, deque(), newcomer.due_s)
+            return None
+        if len(found) > 1:
+            until = now + min(AHEAD_S, found[-1].due_s * AHEAD_SHARE)
+            self._chosen[lots] = _Chosen(until, deque(found[1:]))
+        return found[0]
 
     def _choose(
         self,
@@ -120,14 +188,18 @@ class Foreseen:
         segments: dict[int, list[int]],
         newcomer: Newcomer,
         coming: Mapping[int, ComingReads],
-    ) -> Choice | None:
+    ) -> list[Choice]:
         """In a thread. `numbers`: of all segments that may leave; `segments`: of some of them, by bucket."""
         self._draw(numbers)
         block = self._block(lots, newcomer, coming)
-        segment = self._segment(segments, newcomer, coming)
-        if block is None or segment is None:
-            return block or segment
-        return block if block.due_s >= segment.due_s else segment
+        samples = self._samples(segments, coming)
+        shares = len(numbers) * AT_ONCE_SHARE, len(samples) * AT_ONCE_DRAWN_SHARE, AT_ONCE_MAX
+        leaving = latest(
+            samples, newcomer.due_s, is_forced=newcomer.is_foreseen, most=max(1, int(min(shares)))
+        )
+        if block is not None and (not leaving or block.due_s >= leaving[0].due_s):
+            return [block]
+        return self._segments(leaving, coming)
 
     def _number(self, bucket: int, key: str) -> int:
         return int.from_bytes(self._held.index.ids(bucket, [key]), sys.byteorder)
@@ -163,17 +235,27 @@ class Foreseen:
                 best = Choice(float(order_s[at]), free[at], 0, (), (free[at],))
         return best
 
+    def _segments(self, leaving: Sequence[Leaving], coming: Mapping[int, ComingReads]) -> list[Choice]:
+        """Those that leave, as far as anything of them is lost."""
+        chosen: list[Choice] = []
+        now_s, looked_at = self._held.now(), 0
+        for one in leaving:
+            pieces = [piece for piece, _ in self._held.index.pieces(one.number)]
+            looked_at += len(pieces)
+            choice = self._segment(one, pieces, coming, now_s)
+            if choice.lost or not pieces:
+                chosen.append(choice)
+            if looked_at >= PIECES_AT_ONCE:
+                break
+        return chosen
+
     def _segment(
-        self, segments: dict[int, list[int]], newcomer: Newcomer, coming: Mapping[int, ComingReads]
-    ) -> Choice | None:
-        samples = self._samples(segments, coming)
-        leaving = latest(samples, newcomer.due_s, is_forced=newcomer.is_foreseen)
-        if leaving is None:
-            return None
-        pieces = [piece for piece, _ in self._held.index.pieces(leaving.number)]
-        if not pieces or pieces[0].bucket not in coming:
+        self, leaving: Leaving, pieces: Sequence[Piece], coming: Mapping[int, ComingReads], now_s: float
+    ) -> Choice:
+        known = coming.get(pieces[0].bucket) if pieces else None
+        if known is None:
             return Choice(leaving.due_s, None, leaving.number, (), pieces)
-        is_late = leaving.is_lost(_due(coming[pieces[0].bucket], pieces).seconds).tolist()
+        is_late = leaving.is_lost(_due(known, pieces).seconds).tolist()
         if not self._held.lots[pieces[0].bucket].has_rules:
             is_pinned = [False] * len(pieces)
         else:
@@ -185,14 +267,17 @@ class Foreseen:
             (lost if late and not stays else kept).append(piece)
             if stays:
                 pinned.append(piece)
-        return Choice(leaving.due_s, None, leaving.number, kept, lost, pinned) if lost else None
+        kinds = known.kinds_of(_numbers(kept), now_s) if kept else []
+        return Choice(leaving.due_s, None, leaving.number, kept, lost, pinned, leaving.from_s, kinds)
 
-    def _some(self, numbers: list[int]) -> list[int]:
-        """Of many segments, those that came last and some of the others."""
-        if len(numbers) <= SEGMENTS_DRAWN:
+    def _some(self, numbers: list[int], streams: int) -> list[int]:
+        """Of many segments, those that came last and some of the others; the fewer, the more streams there are, each of
+        which is asked for all that is looked at."""
+        drawn = segments_drawn(streams)
+        if len(numbers) <= drawn:
             return numbers
         older = numbers[:-NEWEST]
-        picked = {older[self._rng.below(len(older))] for _ in range(SEGMENTS_DRAWN - NEWEST)}
+        picked = {older[self._rng.below(len(older))] for _ in range(drawn - NEWEST)}
         return [*sorted(picked), *numbers[-NEWEST:]]
 
     def _samples(self, segments: dict[int, list[int]], coming: Mapping[int, ComingReads]) -> list[Sample]:
@@ -229,6 +314,11 @@ class Foreseen:
                 )
             self._free[number] = _lows(free) if free or not drawn else None
         return self._free[number]
+
+
+def segments_drawn(streams: int) -> int:
+    """How many segments are looked at for a choice, at most."""
+    return max(SEGMENTS_DRAWN_MIN, min(SEGMENTS_DRAWN, LOOKS_MAX // (PIECES_DRAWN * max(1, streams))))
 
 
 def _due(coming: ComingReads, pieces: Sequence[Piece]) -> Due:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 from stoker._native import FileProblem, Piece, crc32c
 from stoker.cache.evict import REPLICA_AWARE
@@ -16,6 +18,18 @@ REWRITE_SHARE = 0.25
 """The part of the time that may go into writing segments anew."""
 
 
+AT_ONCE_OBJECTS = 8192
+"""In an index of so many, a segment is forgotten sooner than a thread has its turn."""
+
+
+class _Left(NamedTuple):
+    """What was written anew, how long that took, and whether the index knows nothing of the segment any more."""
+
+    copied_bytes: int
+    copying_s: float
+    is_gone: bool
+
+
 class Rewriting:
     """Lives on the store's event loop; one segment leaves at a time. `next_at`: when there is time for another."""
 
@@ -25,31 +39,49 @@ class Rewriting:
         self.next_at = 0.0
         self.rewritten_bytes = 0
 
-    async def leave(self, number: int, kept: Sequence[Piece], *, is_whole: bool = False) -> bool:
+    async def leave(
+        self,
+        number: int,
+        kept: Sequence[Piece],
+        kinds: Sequence[int] | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> bool:
         """Give up a segment after these pieces of it were written anew, as far as there is room for them; where it
-        `is_whole`, only if all were. Whether it left."""
+        `is_whole`, only if all were. Whether it left. `kinds`: see Foreseen.kinds_of; None: they are looked up."""
         held = self._held
-        began = held.now()
-        moves = self._place(kept, await self._foreseen.kinds_of(kept))
-        is_kept = is_whole and len(moves) < len(kept)
+        moves = self._place(kept, await self._foreseen.kinds_of(kept) if kinds is None else kinds)
+        left = _Left(0, 0.0, False)
         try:
-            if moves and not is_kept:
-                self.rewritten_bytes += await held.run(self._copy, number, moves)
+            if not is_whole or len(moves) == len(kept):
+                is_quick = not moves and len(held.index) <= AT_ONCE_OBJECTS
+                work = partial(self._leave, number, moves, is_whole)
+                left = work() if is_quick else await held.run(work)
         finally:
             for _, placement in moves:
                 held.segments.settle(placement.segment)
                 if placement.sealed is not None:
                     held.files.finish(placement.sealed)
+        self.rewritten_bytes += left.copied_bytes
         now = held.now()
         if moves:
-            self.next_at = now + (now - began) * (1 / REWRITE_SHARE - 1)
-        if is_kept or (is_whole and held.index.container(number) is not None):
+            self.next_at = now + left.copying_s * (1 / REWRITE_SHARE - 1)
+        if not left.is_gone:
             self.next_at = max(self.next_at, now + RETRY_S)
             return False
-        await held.run(held.index.lose_container, number)
         if number in held.segments:
             held.drop_segment(number)
         return True
+
+    def _leave(self, number: int, moves: Sequence[tuple[Piece, Placement]], is_whole: bool) -> _Left:
+        """In a thread, but where there is next to nothing to do."""
+        held, began = self._held, self._held.now()
+        copied_bytes = self._copy(number, moves)
+        copying_s = held.now() - began
+        if is_whole and held.index.container(number) is not None:
+            return _Left(copied_bytes, copying_s, False)
+        held.index.lose_container(number)
+        return _Left(copied_bytes, copying_s, True)
 
     def _place(self, pieces: Sequence[Piece], kinds: Sequence[int]) -> list[tuple[Piece, Placement]]:
         """Take room for pieces that are to be written anew; those for which there is none are left out. `kinds`: what

@@ -21,6 +21,8 @@ class Held(Generic[T]):
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
+        self._in_use = 0
+        self._have_left = self._is_told = False
         self._owner = 0
         self._lock = threading.Lock()
         self._items: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
@@ -34,6 +36,10 @@ class Held(Generic[T]):
             self._items.move_to_end(name)
             return self._items[name][0]
 
+    def expect(self, in_use: int) -> None:
+        """So many items will be used in turn: where not all of them fit, each is wanted again when it has left."""
+        self._in_use = in_use
+
     def put(self, name: Hashable, item: T, size_bytes: int) -> None:
         """Keep an item in place of those that were used longest ago."""
         self._begin()
@@ -45,6 +51,15 @@ class Held(Generic[T]):
             while self.held_bytes > self.limit_bytes and len(self._items) > 1:
                 _, (_, left_bytes) = self._items.popitem(last=False)
                 self.held_bytes -= left_bytes
+                self._have_left = True
+
+    def is_crowded(self, size_bytes: int) -> bool:
+        """True, once, where items have left and as many of this size as are in use do not fit."""
+        with self._lock:
+            if self._is_told or not self._have_left or self._in_use * size_bytes <= self.limit_bytes:
+                return False
+            self._is_told = True
+            return True
 
     def __contains__(self, name: Hashable) -> bool:
         self._begin()

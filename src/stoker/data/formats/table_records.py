@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from stoker.base.ranges import ByteRange
+from stoker.base.units import format_bytes
 from stoker.data.attach import Served
 from stoker.data.formats.port import Reads
 from stoker.data.formats.source import Source
@@ -99,6 +100,7 @@ class TableRecords:
         self._wanted_columns = None if columns is None else tuple(columns)
         self._suffixes = tuple(layout.suffixes if suffixes is None else suffixes)
         self._held: Held[Any] = Held(held_bytes)
+        self._in_use = 0
         self._known: TableIndex | None = None
 
     @property
@@ -132,6 +134,11 @@ class TableRecords:
     def groups(self) -> I64:
         """The number of the first record of each group of rows that are decoded together, ascending from 0."""
         return self._index.firsts
+
+    def expect_groups(self, in_use: int) -> None:
+        """Records of so many groups will be read in turn: it is said where they cannot all be kept."""
+        self._in_use = min(in_use, len(self._index.firsts))
+        self._held.expect(self._in_use)
 
     def reads(self, numbers: I64) -> Reads:
         """Which bytes those records are read from: those of their groups. Raises IndexError."""
@@ -170,7 +177,11 @@ class TableRecords:
         parts, positions = [], []
         for wanted, group in self._groups(numbers):
             if isinstance(group, Unreadable):
-                raise BadRecord(self._named(wanted.group, int(wanted.offsets[0]), group.reason))
+                raise BadRecord(
+                    _named(
+                        self._index, self._objects.where, wanted.group, int(wanted.offsets[0]), group.reason
+                    )
+                )
             parts.append(rows_of(group.table, wanted.offsets))
             positions.append(wanted.positions)
         if not parts:
@@ -197,7 +208,8 @@ class TableRecords:
             for position, offset in zip(wanted.positions.tolist(), wanted.offsets.tolist(), strict=True):
                 sample = next(coming)
                 if not isinstance(sample, dict):
-                    sample = BadRecord(self._named(wanted.group, offset, str(sample)))
+                    reason = _named(self._index, self._objects.where, wanted.group, offset, str(sample))
+                    sample = BadRecord(reason)
                 samples[position] = sample
 
     def _groups(self, numbers: Sequence[int]) -> Iterator[tuple[Wanted, Decoded | Unreadable]]:
@@ -251,6 +263,8 @@ class TableRecords:
         size_bytes = max(int(table.get_total_buffer_size()), sum(map(len, parts)) if len(parts) == 1 else 0)
         decoded = Decoded(table, size_bytes)
         self._held.put(group, decoded, size_bytes)
+        if self._held.is_crowded(size_bytes):
+            log.warning("%s", _crowded(self._in_use, size_bytes, self._held.limit_bytes))
         return decoded
 
     def _head(self, index: TableIndex, owner: int) -> Head:
@@ -260,14 +274,6 @@ class TableRecords:
             known = self._layout.head(spans, self._objects.read_spans(index.objects[owner], spans))
             self._held.put(("head", owner), known, known.size_bytes)
         return known
-
-    def _named(self, group: int, offset: int, reason: str) -> str:
-        index = self._index
-        info = index.objects[int(index.owners[group])]
-        return (
-            f"record {int(index.firsts[group]) + offset} (row {offset} of group {int(index.within[group])} of "
-            f"{info.key!r} of {self._objects.where!r}) cannot be decoded: {reason}"
-        )
 
     @property
     def _index(self) -> TableIndex:
@@ -298,6 +304,23 @@ class TableRecords:
         if not index.records:
             raise EmptyDataset(f"the {len(chosen)} objects under {objects.where!r} have no rows")
         return index
+
+
+def _named(index: TableIndex, where: str, group: int, offset: int, reason: str) -> str:
+    info = index.objects[int(index.owners[group])]
+    return (
+        f"record {int(index.firsts[group]) + offset} (row {offset} of group {int(index.within[group])} of "
+        f"{info.key!r} of {where!r}) cannot be decoded: {reason}"
+    )
+
+
+def _crowded(in_use: int, size_bytes: int, limit_bytes: int) -> str:
+    fits = max(1, limit_bytes // size_bytes)
+    return (
+        f"{in_use} groups of rows are mixed at a time, of which held_bytes={limit_bytes} has room for about {fits} "
+        f"decoded, so that each is decoded many times: make shuffle_window smaller, or give the dataset "
+        f"held_bytes={in_use * size_bytes} ({format_bytes(in_use * size_bytes)} in each process that reads)"
+    )
 
 
 def _check_columns(
