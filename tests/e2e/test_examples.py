@@ -76,6 +76,13 @@ def test_workers_of_uneven_speed_share_a_dataset(tmp_path: Path) -> None:
     assert read[2] < read[0]
 
 
+def test_an_elastic_horovod_script(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "07-horovod-elastic.py")
+    done = run(tmp_path, "run", "--horovod", "--nproc-per-node", "2", script)
+    assert done.code == 0, done.text
+    assert re.search(r"\[rank 0\] epoch 2: loss [\d.]+ with 2 workers", done.out)
+
+
 def test_every_example_is_run() -> None:
     text = Path(__file__).read_text()
     assert all(path.name in text for path in EXAMPLES.glob("*.py"))
