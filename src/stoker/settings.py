@@ -135,6 +135,20 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True)
+class LaunchPlace:
+    """Where this process stood when it was launched, by torchrun's variables; alone: rank 0 of 1."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    """Of its node."""
+    group_world_size: int
+    """Nodes."""
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """Where the cache is, for clients."""
 
@@ -171,6 +185,19 @@ def worker_settings() -> WorkerSettings:
         snapshot_dir=env.get("STOKER_SNAPSHOT_DIR") or None,
         run_id=env.get("TORCHELASTIC_RUN_ID", ""),
         has_saver=env.get("STOKER_SAVER", "0") not in ("", "0"),
+    )
+
+
+def launch_place() -> LaunchPlace:
+    """`RANK`, `WORLD_SIZE`, `LOCAL_*` and `GROUP_*`. Raises ConfigError."""
+    env = os.environ
+    return LaunchPlace(
+        rank=int(_number(env, "RANK", 0)),
+        world_size=int(_number(env, "WORLD_SIZE", 1)),
+        local_rank=int(_number(env, "LOCAL_RANK", 0)),
+        local_world_size=int(_number(env, "LOCAL_WORLD_SIZE", 1)),
+        group_rank=int(_number(env, "GROUP_RANK", 0)),
+        group_world_size=int(_number(env, "GROUP_WORLD_SIZE", 1)),
     )
 
 

@@ -127,6 +127,13 @@ def test_frameworks_lose_a_worker_and_go_on(tmp_path: Path, name: str) -> None:
     assert "records missed 0, repeated 0" in done.err
 
 
+def test_an_elastic_horovod_script(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "07-horovod-elastic.py")
+    done = run(tmp_path, "run", "--horovod", "--nproc-per-node", "2", script)
+    assert done.code == 0, done.text
+    assert re.search(r"\[rank 0\] epoch 2: loss [\d.]+ with 2 workers", done.out)
+
+
 def test_every_example_is_run() -> None:
     text = Path(__file__).read_text()
     assert all(path.name in text for path in EXAMPLES.glob("*.py"))

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.agent.accelerators import AUTO, CPU, Machine, Workers, plan_workers
@@ -32,6 +33,7 @@ from stoker.cli.torchrun import (
     shutdown_timeout_of,
     streams_of,
 )
+from stoker.compat.horovod.shim import IMPORTABLE
 from stoker.errors import ConfigError
 from stoker.job.journal.open import parse_journal_url
 from stoker.platform.programs import require_program
@@ -127,6 +129,11 @@ def _add_stoker_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="find the number of loader workers and the micro-batch with the fastest step, by trying",
     )
+    group.add_argument(
+        "--horovod",
+        action="store_true",
+        help="have `import horovod.torch` give the script Stoker's own, also where Horovod is installed",
+    )
     group.add_argument("--audit", action="store_true", help="note who read what, and check it at the end")
 
 
@@ -182,6 +189,7 @@ def launch_of(arguments: argparse.Namespace) -> Launch:
         checkpoint_dir=arguments.checkpoint_dir,
         checkpoint_every=arguments.checkpoint_every,
         audit=arguments.audit,
+        environment=horovod_environment(environment()) if arguments.horovod else {},
         journal=arguments.journal,
         node_unit=arguments.node_unit,
         verbose=arguments.verbose,
@@ -242,6 +250,12 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
             f"there is no script {arguments.script!r} here ({os.getcwd()}); for a module use -m"
         )
     return [sys.executable, "-u", *rest]
+
+
+def horovod_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """With this a worker's `import horovod` finds Stoker's, and so does that of a process that it starts."""
+    folders = [str(IMPORTABLE), *filter(None, [given.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 def workers_of(arguments: argparse.Namespace) -> Workers:

@@ -1,1 +1,1 @@
-"""Stoker under the names of other libraries."""
+"""Stoker under the names of other libraries: nothing else in Stoker needs this."""

@@ -11,7 +11,9 @@ from stoker.errors import ConfigError
 from stoker.train.attempts import attempts
 from stoker.train.failures import with_causes
 from stoker.train.runtime import Runtime
+from stoker.train.sealed import Sealed
 from stoker.train.state import State
+from stoker.train.worlds import Meet
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,27 +64,35 @@ def _make_elastic(function: Callable[..., R], *, warm_up: WarmUp | None) -> Call
                 f"the first argument of an @stoker.elastic function is a stoker.State, not {type(state).__name__}"
             )
         owner = state._runtime
-        if owner.core.phase != "starting":
-            raise ConfigError(
-                "a script runs one @stoker.elastic function, once: put the loop over epochs into it"
-            )
+        check_is_first(owner, "@stoker.elastic")
         owner.steps.load_checkpoint(state)
         if warm_up is not None:
             owner.worlds.warm_up(state, warm_up)
-        owner.worlds.park(state)
 
         def call() -> R:
             state.entered_world()
             return function(state, *args, **kwargs)
 
-        while True:
-            owner.worlds.enter(state)
-            outcome = _attempt(owner, call)
-            if outcome is not None:
-                return outcome[0]
-            owner.worlds.leave(state)
+        return run_through_worlds(owner, state, call)
 
     return run
+
+
+def check_is_first(owner: Runtime, decorator: str) -> None:
+    """Raises ConfigError where a function of this process has gone through its worlds already."""
+    if owner.core.phase != "starting":
+        raise ConfigError(f"a script runs one {decorator} function, once: put the loop over epochs into it")
+
+
+def run_through_worlds(owner: Runtime, state: Sealed, call: Callable[[], R], meet: Meet | None = None) -> R:
+    """Call this in one world after the other, until one call has come to its end everywhere; see `Worlds.enter`."""
+    owner.worlds.park(state)
+    while True:
+        owner.worlds.enter(state, meet)
+        outcome = _attempt(owner, call)
+        if outcome is not None:
+            return outcome[0]
+        owner.worlds.leave(state)
 
 
 def _attempt(owner: Runtime, call: Callable[[], R]) -> tuple[R] | None:

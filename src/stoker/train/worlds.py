@@ -33,6 +33,8 @@ from stoker.wire.job import Member, WorldView
 
 log = logging.getLogger("stoker.train")
 BROKE_CHARACTERS = 1000
+Meet = Callable[[WorldView, Member], None]
+"""What a new world's members do together before its state counts as everybody's."""
 LEVELS = {"quiet": logging.INFO, "loud": logging.WARNING, "known": logging.DEBUG}
 
 
@@ -80,8 +82,8 @@ class Worlds:
         gc.freeze()
         self._link.park(clean=state.stands_at_commit, store=self._open_group().endpoint)
 
-    def enter(self, state: Sealed) -> None:
-        """Wait for a world, join its group, share its state. Comes back as a member.
+    def enter(self, state: Sealed, meet: Meet | None = None) -> None:
+        """Wait for a world, join its group, share its state; `meet` is called in it. Comes back as a member.
 
         Raises MasterUnreachable when the agent is gone, and what says that this process cannot go on: its device is
         lost, or has no room for the state.
@@ -89,7 +91,7 @@ class Worlds:
         while True:
             world = self._link.wait_for_world()
             try:
-                self._join(world, state)
+                self._join(world, state, meet)
                 self._live.is_closed = True
                 return
             except (RuntimeError, WorldChanged) as error:
@@ -173,7 +175,7 @@ class Worlds:
         accumulation.watch(wrapped)
         return wrapped
 
-    def _join(self, world: WorldView, state: Sealed) -> None:
+    def _join(self, world: WorldView, state: Sealed, meet: Meet | None) -> None:
         link = self._link
         rank = link.core.rank_in(world)
         assert rank is not None
@@ -189,6 +191,8 @@ class Worlds:
         self.member, self._world = member, world
         live = self._live
         live.rank, live.world_size, live.generation = rank, world.size, world.generation
+        if meet is not None:
+            meet(world, member)
         self._steps.begin()
         self._steps.sharded.enter(world, member.local_world_size, self._device, self._steps.confirm)
         link.synced(world.commits)

@@ -1,0 +1,158 @@
+"""Before each collective the ranks say what they are about to do.
+
+One that differs is named instead of hanging or mixing up what does not belong together, and one that has joined
+(`hvd.join`) learns what to take part in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from stoker.compat.horovod.basics import HorovodWorld
+from stoker.compat.horovod.exceptions import HorovodInternalError
+from stoker.errors import ConfigError
+from stoker.train.failures import is_collective_failure
+
+KINDS = (
+    *("join", "allreduce", "gradients", "barrier", "allgather", "broadcast", "alltoall", "reducescatter"),
+    *("broadcast_object", "allgather_object"),
+)
+OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product", "")
+DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+DIMENSIONS_MAX = 8
+JOINS_WITH = frozenset({"join", "allreduce", "gradients", "barrier"})
+"""What ranks may do while others have joined."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank is about to do. All must say the same, but for `own`."""
+
+    kind: str
+    name: str = ""
+    """As the script calls it; empty: it does not."""
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    """Without what may differ between ranks."""
+    op: str = ""
+    root: int = -1
+    layout: int = 0
+    """A number for all else that must be the same."""
+    own: int = 0
+    """A rank's own number."""
+    wraps: str = ""
+    """More for people."""
+
+    def numbers(self) -> list[int]:
+        """The same in numbers. Raises ConfigError for a tensor that no collective takes."""
+        if len(self.shape) > DIMENSIONS_MAX:
+            raise ConfigError(
+                f"{self.kind}: tensors have at most {DIMENSIONS_MAX} dimensions here, not {len(self.shape)}"
+            )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"{self.kind}: no collective takes {self.dtype}")
+        sizes = [*self.shape, *[0] * (DIMENSIONS_MAX - len(self.shape))]
+        dtype = -1 if self.dtype is None else DTYPES.index(self.dtype)
+        name = zlib.crc32(self.name.encode())
+        head = [KINDS.index(self.kind), dtype, OPS.index(self.op), self.root, name, self.layout]
+        return [*head, len(self.shape), *sizes, self.own]
+
+    def __str__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        of = (
+            f" of {str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+            if self.dtype is not None
+            else ""
+        )
+        op = f", op={self.op}" if self.op else ""
+        root = f", root_rank={self.root}" if self.root >= 0 else ""
+        return f"{self.kind}{name}{of}{self.wraps}{op}{root}"
+
+
+class Agreed(NamedTuple):
+    """What all are about to do."""
+
+    request: Request
+    """Of those who have not joined; where all have: a join."""
+    own: tuple[int, ...]
+    """Each rank's own number, by Horovod's rank."""
+    joined: tuple[int, ...] = ()
+    """Ranks that have joined."""
+
+
+def agree(world: HorovodWorld, request: Request) -> Agreed:
+    """Hear what everybody is about to do. Raises ConfigError, on every rank, where they differ."""
+    place = world.ready()
+    if place.size == 1:
+        return Agreed(request, (request.own,), (0,) if request.kind == "join" else ())
+    numbers = request.numbers()
+    heard = _exchange(world, numbers)
+    joined = tuple(rank for rank, one in enumerate(heard) if one[0] == KINDS.index("join"))
+    active = [rank for rank in range(place.size) if rank not in joined]
+    own = tuple(one[-1] for one in heard)
+    if not active:
+        return Agreed(request, own, joined)
+    first = heard[active[0]]
+    if any(heard[rank][:-1] != first[:-1] for rank in active):
+        raise ConfigError(f"ranks are not in the same collective: {_described(world, request)}")
+    common = request if request.kind != "join" else _request_of(first)
+    if joined and (common.kind not in JOINS_WITH or common.op not in ("", "Sum", "Average")):
+        raise ConfigError(
+            f"ranks {list(joined)} have joined (hvd.join) while others are at {common}: then only barriers and "
+            "allreduce with Sum or Average are possible"
+        )
+    return Agreed(common, own, joined)
+
+
+@contextlib.contextmanager
+def told_as_horovod() -> Iterator[None]:
+    """Errors of collectives that a lost peer has caused are HorovodInternalError."""
+    try:
+        yield
+    except HorovodInternalError:
+        raise
+    except RuntimeError as error:
+        if is_collective_failure(error):
+            raise HorovodInternalError(f"a collective failed: {error}") from error
+        raise
+
+
+def _exchange(world: HorovodWorld, numbers: list[int]) -> list[list[int]]:
+    """What each has said, by Horovod's rank."""
+    with told_as_horovod():
+        mine = torch.tensor(numbers, dtype=torch.int64, device=world.device)
+        everybody = list(mine.new_empty(world.place.size, len(numbers)).unbind())
+        dist.all_gather(everybody, mine)
+        said: list[list[int]] = torch.stack(everybody).tolist()
+    return [said[rank] for rank in world.place.order]
+
+
+def _described(world: HorovodWorld, request: Request) -> str:
+    """What each rank is at, in words."""
+    said: list[Any] = [None] * world.place.size
+    with told_as_horovod():
+        dist.all_gather_object(said, str(request))
+    by_words: dict[str, list[int]] = {}
+    for rank, torch_rank in enumerate(world.place.order):
+        by_words.setdefault(said[torch_rank], []).append(rank)
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} in {words}"
+        for words, ranks in by_words.items()
+    )
+
+
+def _request_of(numbers: list[int]) -> Request:
+    """What others are about to do; names do not come along."""
+    kind, dtype, op, root, _, layout, dimensions, *sizes = numbers
+    known = Request(KINDS[kind], op=OPS[op], root=root, layout=layout, shape=tuple(sizes[:dimensions]))
+    return known if dtype < 0 else replace(known, dtype=DTYPES[dtype])

@@ -1,0 +1,224 @@
+"""This process's place among the ranks, as Horovod numbers them, and the group that its collectives use."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from stoker.errors import ConfigError
+from stoker.settings import LaunchPlace, Timeouts, launch_place, worker_settings
+from stoker.train.accelerator import CPU, backend_of, choose_device
+from stoker.train.runtime import runtime
+from stoker.wire.job import Member, WorldView
+
+
+class Place(NamedTuple):
+    """Where a process stands in a world."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    order: tuple[int, ...]
+    """torch's rank of each of Horovod's ranks: here those who have the state come first."""
+
+
+class Forgetful(Protocol):
+    """What holds pending collectives, and with them the group's sockets."""
+
+    def forget(self) -> None: ...
+
+
+class StandIn(Protocol):
+    """What can take part in the reduction of gradients without any of its own."""
+
+    layout: int
+    """The same number on every rank."""
+
+    def reduce_zeros(self) -> None: ...
+
+
+class HorovodWorld:
+    """Of one process."""
+
+    def __init__(self, launch: LaunchPlace) -> None:
+        self._launch = launch
+        self._place: Place | None = None
+        """None: before `init` or after `shutdown`."""
+        self._is_elastic = False
+        self._made_group = False
+        self._kinds: frozenset[str] = frozenset()
+        """Kinds of devices whose tensors the group takes; empty: any."""
+        self._device = torch.device(CPU)
+        self._pending: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+        self._reducers: weakref.WeakSet[StandIn] = weakref.WeakSet()
+
+    # -- Horovod's basics ---------------------------------------------------------------------------------
+
+    def init(self) -> None:
+        """Take this process's place from the environment. May be called again.
+
+        The group is made by the first collective: in an elastic job the environment's place may be an old one, and the
+        group is the elastic function's.
+        """
+        if self._place is None:
+            if dist.is_initialized():
+                rank, size = dist.get_rank(), dist.get_world_size()
+            else:
+                rank, size = self._launch.rank, self._launch.world_size
+            self._place = Place(
+                rank=rank,
+                size=size,
+                local_rank=self._launch.local_rank,
+                local_size=self._launch.local_world_size,
+                cross_rank=self._launch.group_rank,
+                cross_size=self._launch.group_world_size,
+                order=tuple(range(size)),
+            )
+
+    def shutdown(self) -> None:
+        """Give the group back, if it is ours. `init` may come again."""
+        self.forget()
+        if self._made_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._made_group = False
+        self._place = None
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._place is not None
+
+    @property
+    def place(self) -> Place:
+        """Raises ConfigError before `hvd.init()`."""
+        if self._place is None:
+            raise ConfigError("Horovod has not been initialized: call hvd.init() first")
+        return self._place
+
+    # -- collectives --------------------------------------------------------------------------------------
+
+    def ready(self) -> Place:
+        """There is a group to use, from now on. Raises ConfigError where there cannot be one."""
+        place = self.place
+        if not dist.is_initialized():
+            if self._is_elastic:
+                raise ConfigError(
+                    "collectives of an elastic script belong into the function under @hvd.elastic.run: there is no "
+                    "world before it is called, and state.sync() brings everybody the same state"
+                )
+            self._make_group(place)
+        if self._is_elastic:
+            runtime().session.progress += 1
+        return place
+
+    def on_wire(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor that the group can exchange, dense and on the right device."""
+        device = tensor.device if not self._kinds or tensor.device.type in self._kinds else self._device
+        return tensor.detach().to(device, copy=True, memory_format=torch.contiguous_format)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether the group can exchange this very tensor."""
+        return tensor.is_contiguous() and (not self._kinds or tensor.device.type in self._kinds)
+
+    @property
+    def device(self) -> torch.device:
+        """Of small messages."""
+        return self._device
+
+    def hold(self, pending: Forgetful) -> None:
+        """This one must let go when the group goes."""
+        self._pending.add(pending)
+
+    def forget(self) -> None:
+        """Drop all pending collectives."""
+        for pending in list(self._pending):
+            pending.forget()
+
+    def know(self, reducer: StandIn) -> None:
+        """An optimizer whose gradients other ranks may reduce while this one has joined."""
+        self._reducers.add(reducer)
+
+    def stand_in(self, layout: int) -> None:
+        """Reduce zeros with the others. Raises ConfigError where there is no such optimizer here."""
+        for reducer in self._reducers:
+            if reducer.layout == layout:
+                reducer.reduce_zeros()
+                return
+        raise ConfigError(
+            "others reduce gradients of an optimizer that this rank, which has joined, does not have"
+        )
+
+    def confirm(self) -> None:
+        """Raises RuntimeError where what collectives have brought cannot be believed."""
+        if self._is_elastic:
+            runtime().steps.confirm()
+
+    # -- elastic ------------------------------------------------------------------------------------------
+
+    def begin_elastic(self) -> None:
+        """Groups are Stoker's from now on. Raises ConfigError where the script has made one."""
+        if dist.is_initialized() and not self._is_elastic:
+            raise ConfigError(
+                "this script has used a collective before @hvd.elastic.run: leave it out, workers that join later "
+                "would wait in it for ever; state.sync() broadcasts model and optimizer"
+            )
+        self._is_elastic = True
+
+    def enter(self, world: WorldView, member: Member) -> None:
+        """A new world's group is there. Raises RuntimeError when a peer dies."""
+        self._device = runtime().device
+        self._kinds = frozenset((self._device.type,))
+        mine = torch.tensor([member.group_rank, member.local_rank], device=self._device)
+        everybody = [torch.zeros_like(mine) for _ in range(world.size)]
+        dist.all_gather(everybody, mine)
+        across = sorted(node for node, local in (two.tolist() for two in everybody) if local == mine[1])
+        order = ranks_with_the_state_first(world)
+        self._place = Place(
+            rank=order.index(member.rank),
+            size=world.size,
+            local_rank=member.local_rank,
+            local_size=member.local_world_size,
+            cross_rank=across.index(member.group_rank),
+            cross_size=len(across),
+            order=order,
+        )
+
+    def _make_group(self, place: Place) -> None:
+        settings = worker_settings()
+        self._device = choose_device(settings.accelerator, place.local_rank)
+        backend = backend_of(self._device)
+        self._kinds = frozenset((CPU, self._device.type))
+        if self._device.type != CPU:
+            backend = f"{CPU}:{backend_of(torch.device(CPU))},{self._device.type}:{backend}"
+        timeout = timedelta(seconds=Timeouts.from_user_timeout(settings.timeout_s).collective_s)
+        if place.size == 1:
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=timeout)
+        self._made_group = True
+
+
+def ranks_with_the_state_first(world: WorldView) -> tuple[int, ...]:
+    """The world's ranks in Horovod's order: rank 0 holds the state, and newcomers come last.
+
+    What a script broadcasts from rank 0 is then never a newcomer's, as Horovod promises.
+    """
+
+    def copies(rank: int) -> bool:
+        return rank != world.source if world.all_receive else rank in world.receivers
+
+    return tuple(sorted(range(world.size), key=lambda rank: (copies(rank), rank)))
+
+
+@functools.cache
+def horovod_world() -> HorovodWorld:
+    """The process's one."""
+    return HorovodWorld(launch_place())

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: with it `import horovod` finds Stoker's."""
