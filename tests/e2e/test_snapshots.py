@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.job_events import read_events
 from stoker.platform.shared_folders import PREFIX
+from tests.e2e.hosts_network import mount_disk, tool
 from tests.e2e.run_helpers import SCRIPTS, Stoker, alive, free_port, kill_all, ledger, said, wait_for
 
 pytestmark = pytest.mark.real
@@ -107,13 +109,29 @@ def test_a_damaged_snapshot_is_not_gone_on_from(tmp_path: Path, memory: Path) ->
     assert {one["commits"] for one in said(tmp_path)} == {COMMITS}
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_shared_memory_costs_the_snapshots_not_the_run(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    mount_disk(disk, "1m", f"stoker-test-{os.getpid()}")
+    try:
+        job = start(tmp_path, disk, "--nproc-per-node", "1", SCRIPT, "--out", ".", "--epochs", "1")
+        done = job.finish()
+        assert done.code == 0, done.text
+        (log,) = (tmp_path / "stoker-logs").glob("*/events.db")
+        told = [event.why for event in read_events(log) if event.kind == "snapshot-failed"]
+        assert len(told) == 1
+        assert "no room for a snapshot of" in told[0]
+    finally:
+        tool("umount", "--lazy", str(disk))
+
+
 def test_two_jobs_side_by_side_and_what_a_killed_agent_left(tmp_path: Path, memory: Path) -> None:
     """1. Two jobs train. 2. One's agent is killed. 3. A third job sweeps its folder, and not that of the other."""
     folders = [tmp_path / name for name in ("one", "other", "third")]
     for folder in folders:
         folder.mkdir()
     flags = ("--nproc-per-node", "1", SCRIPT, "--out", ".")
-    one, other = (start(folder, memory, *flags, "--epochs", "30") for folder in folders[:2])
+    one, other = (start(folder, memory, *flags, "--epochs", "100000") for folder in folders[:2])
     for folder in folders[:2]:
         wait_for_commit(folder, 12)
     before = set(memory.iterdir())

@@ -51,6 +51,19 @@ def test_a_damaged_one_is_skipped(
     assert "skipping" in caplog.text
 
 
+def test_a_file_of_another_size_is_found_without_reading_it(
+    storage: CheckpointStorage, tmp_path: Path
+) -> None:
+    path = tmp_path / "step-000000000002" / DATA
+    with path.open("ab") as file:
+        file.write(b"more")
+    found = storage.newest()
+    assert found is not None
+    assert found[0] == 1
+    (damaged,) = [held for held in storage.held() if held.reader is None]
+    assert f"{DATA} has {path.stat().st_size} bytes, not the" in damaged.problem
+
+
 def test_every_flipped_bit_of_a_tensor_is_found(storage: CheckpointStorage, tmp_path: Path) -> None:
     path = tmp_path / "step-000000000002" / DATA
     at = path.read_bytes().index(torch.full((5, 3), 2.0).numpy().tobytes())

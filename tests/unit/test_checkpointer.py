@@ -147,6 +147,8 @@ def test_a_checkpointer_and_a_folder_are_one_too_many(tmp_path: Path) -> None:
         make(checkpointer=Checkpointer(), checkpoint_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"State\(checkpointer=…\) says where"):
         make(checkpointer=Checkpointer(), checkpoint_every=3)
+    with pytest.raises(ConfigError, match=r"takes a stoker\.Checkpointer, not a str"):
+        make(checkpointer="somewhere")
 
 
 def test_snapshots_are_taken_at_their_commits(node: Path) -> None:
@@ -256,6 +258,45 @@ def test_a_snapshot_is_the_state_of_its_commit_whatever_the_next_step_does(
     assert torch.equal(found["optimizers"]["optimizer"]["state"][0]["momentum_buffer"], momentum)
     assert found["values"] == {"epoch": 0}
     assert not torch.equal(found["modules"]["model"]["1.running_mean"], state.model[1].running_mean)
+
+
+def test_a_step_that_is_undone_meanwhile_does_not_show(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world changes in the step after a snapshot was begun: buffers, values and generators are put back."""
+    run, goes_on = Copy.run, threading.Event()
+    monkeypatch.setattr(Copy, "run", lambda copy: (goes_on.wait(), run(copy)))
+    state = make(checkpointer=Checkpointer(every_s=None, every_commits=1))
+    state.seal()
+    before = {name: held.clone() for name, held in state.model.state_dict().items()}
+    state.commit()
+    state.epoch = 4
+    state.model(torch.randn(4, 2)).sum().backward()
+    state.roll_back()
+    goes_on.set()
+    finish(state)
+    image = newest_in_memory(node, "run-1")
+    assert image is not None
+    assert same(image.state()["modules"]["model"], before)
+    assert image.state()["values"] == {"epoch": 0}
+    assert same(dict(state.model.state_dict()), before)
+
+
+def test_what_hinders_snapshots_is_remarked_once_and_so_is_its_end(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = make(checkpointer=Checkpointer(every_s=None, every_commits=1))
+    state.seal()
+    remarks = []
+    monkeypatch.setattr(state._runtime.link, "remark", remarks.append)
+    away = node.rename(node.with_name("away"))
+    for _ in range(3):
+        step(state)
+        finish(state)
+    away.rename(node)
+    for _ in range(3):
+        step(state)
+        finish(state)
+    assert [remark.kind for remark in remarks] == ["snapshot-failed", "snapshot-taken-again"]
+    assert "No such file or directory" in remarks[0].text
 
 
 def test_a_state_that_is_loaded_meanwhile_waits_for_the_copy(

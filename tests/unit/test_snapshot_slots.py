@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.train.checkpoints import memory
 from stoker.train.checkpoints import slots as slot_files
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.image import image_of
@@ -253,8 +254,6 @@ def test_a_change_between_the_copy_and_its_checksum_is_noticed_too(
     slots: MemorySlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operation counts itself when it ends, and the copy may have read in the middle of it."""
-    from stoker.train.checkpoints import memory
-
     state, encode = a_state(1.0), memory.encode_description
 
     def change(*arguments: Any) -> bytes:
@@ -272,8 +271,6 @@ def test_a_change_between_the_copy_and_its_checksum_is_noticed_too(
 def test_steps_after_the_copy_do_not_make_it_void(
     slots: MemorySlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker.train.checkpoints import memory
-
     state, encode, goes_on = a_state(1.0), memory.encode_description, threading.Event()
 
     def wait(*arguments: Any) -> bytes:
@@ -326,7 +323,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_other_snapshot(
     killed = subprocess.run(
         [sys.executable, "-c", KILLED_IN_MID_COPY, str(tmp_path), str(move)],
         check=False,
-        timeout=60,
+        timeout=240,
         cwd=Path(__file__).parents[2],
     )
     assert killed.returncode == -signal.SIGKILL
@@ -378,6 +375,26 @@ def test_room_is_made_ahead(slots: MemorySlots) -> None:
     assert len(sizes) == 1
     assert sizes.pop() > 8_000_000
     assert newest(slots.folder) is None
+
+
+def test_a_snapshot_does_not_wait_long_for_its_room(
+    slots: MemorySlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, goes_on = os.posix_fallocate, threading.Event()
+
+    def slow(descriptor: int, offset: int, size: int) -> None:
+        goes_on.wait()
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    monkeypatch.setattr(memory, "ROOM_WAIT_S", 0.01)
+    state = a_state()
+    slots.prepare(image_of(0, state))
+    assert not slots.take(image_of(1, state), stable(state))
+    goes_on.set()
+    slots.finish()
+    take(slots, 2)
+    assert newest(slots.folder) == 2
 
 
 def test_a_folder_that_is_gone_costs_the_snapshot(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ PURE = [
     "job/shards.py",
     "agent/core.py",
     "train/breaks.py",
+    "train/checkpoints/due.py",
+    "train/checkpoints/layout.py",
     "train/member.py",
     "data/order.py",
     "data/group_order.py",

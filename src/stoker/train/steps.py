@@ -78,6 +78,10 @@ class Steps:
                 "out"
             )
         if checkpointer is not None:
+            if not isinstance(checkpointer, Checkpointer):
+                raise ConfigError(
+                    f"State(checkpointer=…) takes a stoker.Checkpointer, not a {type(checkpointer).__name__}"
+                )
             checkpointer.connect(self._settings)
             if isinstance(checkpointer.folder, CheckpointFolder):
                 self.sharded.store_in(checkpointer.folder.folder)

@@ -19,6 +19,8 @@ from stoker.train.checkpoints.layout import HEADER_BYTES, Place, piece_in
 
 SMALL_BYTES = 64 * 1024
 """What is smaller is copied at once: that is as fast as to look after it."""
+TINY_BYTES = 1024
+"""On a device so is only what is smaller than this, such as a learning rate, which a scheduler may change."""
 CPU, CUDA = "cpu", "cuda"
 
 
@@ -40,7 +42,9 @@ class Copy:
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._event: Any = None
         """Of the device, when it has copied."""
+        self._device: torch.device | None = None
         self._cloned: list[torch.Tensor] = []
+        """Kept until the device has copied them."""
         self._guard = threading.Lock()
         self._is_settled = False
         self._copied = threading.Event()
@@ -56,6 +60,7 @@ class Copy:
                 continue
             is_stable = not tensor.is_inference() and tensor.untyped_storage().data_ptr() in stable
             if tensor.device.type == CUDA:
+                is_stable = is_stable and place.size_bytes >= TINY_BYTES
                 if not is_stable:
                     tensor = tensor.clone()
                     self._cloned.append(tensor)
@@ -86,7 +91,9 @@ class Copy:
         if self._is_settled:
             return
         if self._event is not None and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_event(self._event)
+            torch.cuda.current_stream(self._device).wait_event(
+                self._event
+            )  # the device waits, not this thread
         else:
             self._copied.wait()
         self.look(settled=True)
@@ -99,6 +106,12 @@ class Copy:
             self._is_settled = self._is_settled or settled
             return not self.is_void
 
+    def let_go(self) -> None:
+        """Hold on to no tensor any more: it is done."""
+        with self._guard:
+            self._is_settled = True
+            self._pieces, self._later, self._versions, self._cloned = (), [], [], []
+
     def _move(self, tensor: torch.Tensor, place: Place) -> None:
         if tensor.device.type == CPU and tensor.is_contiguous():
             # Without the GIL, and without threads beside those that compute.
@@ -108,7 +121,7 @@ class Copy:
 
     def _copy_aside(self, moves: Sequence[_Move]) -> None:
         """On a stream of its own, which the steps to come do not wait for."""
-        device = moves[0].source.device
+        device = self._device = moves[0].source.device
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):

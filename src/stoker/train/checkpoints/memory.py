@@ -32,6 +32,8 @@ from stoker.train.checkpoints.pinned import Pinned
 from stoker.train.checkpoints.slots import Slot, slot_paths
 
 log = logging.getLogger("stoker.checkpoint")
+ROOM_WAIT_S = 0.5
+"""How long the first snapshot waits for its room: a large state's takes minutes, in which the training goes on."""
 
 
 class _Plan(NamedTuple):
@@ -89,14 +91,16 @@ class MemorySlots:
         self._preparing.start()
 
     def take(self, image: Image, stable: Container[int]) -> bool:
-        """Begin a snapshot. False: the last one is not done yet, so that this one has to wait.
+        """Begin a snapshot. False: the last one is not done yet, or there is no room yet, so that this one has to wait.
 
         `stable`: storages of the tensors that only an optimizer's step changes; before one, call `settle`.
         """
         if self._writing is not None and self._writing.is_alive():
             return False
         if self._preparing is not None:
-            self._preparing.join()
+            self._preparing.join(ROOM_WAIT_S)
+            if self._preparing.is_alive():
+                return False
             self._preparing = None
         self._copy = None
         slot = None
@@ -170,15 +174,8 @@ class MemorySlots:
         self._make_room(slot, plan)
         sequence = max((h.sequence for s in self._slots if (h := s.peek()) is not None), default=0) + 1
         header = Header(
-            WRITING,
-            self._run,
-            os.getpid(),
-            sequence,
-            image.commits,
-            plan.data_bytes,
-            plan.description_at,
-            0,
-            0,
+            *(WRITING, self._run, os.getpid(), sequence, image.commits),
+            *(plan.data_bytes, plan.description_at, 0, 0),
         )
         slot.write_header(header)
         assert slot.memory is not None
@@ -197,7 +194,7 @@ class MemorySlots:
             copy.run()
             if not copy.is_void:
                 header = _with_description(slot, header, plain, places)
-            if copy.look():
+            if copy.look(settled=True):
                 slot.write_header(header._replace(state=COMPLETE))
                 self.taken += 1
                 self.problem = ""
@@ -213,6 +210,7 @@ class MemorySlots:
         except (OSError, RuntimeError, ValueError) as error:
             self._fail(f"no snapshot at commit {header.commits}: {error}")
         finally:
+            copy.let_go()
             slot.unlock()
 
     def _make_room(self, slot: Slot, plan: _Plan) -> None:
