@@ -382,6 +382,20 @@ def test_the_newest_of_memory_and_storage_is_taken(
         Checkpointer(str(stored.folder)).newest()
 
 
+def test_alone_the_folder_that_is_named_is_made_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SNAPSHOT_DIR", str(tmp_path / "a" / "b"))
+    for expected in (0, 2):
+        begin_anew()
+        state = make(checkpointer=Checkpointer(every_s=None, every_commits=1))
+        state._runtime.steps.load_checkpoint(state)
+        assert state.commits == expected
+        for _ in range(2):
+            step(state)
+            finish(state)
+
+
 def test_folders_by_url(tmp_path: Path) -> None:
     first, second = Checkpointer(f"file://{tmp_path}/a%20b").folder, Checkpointer("some/where").folder
     assert first is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import time
@@ -104,6 +105,9 @@ class Checkpointer:
         """Take over what the agent says. Raises ConfigError."""
         self._run_id = settings.run_id
         self._shared = Path(settings.snapshot_dir) if settings.snapshot_dir is not None else None
+        if self._shared is not None and settings.agent_socket is None:  # an agent makes its folder itself
+            with contextlib.suppress(OSError):  # which is told when it is written to
+                self._shared.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._url is None and settings.checkpoint_dir is not None:
             self._url = settings.checkpoint_dir
             self.folder = _folder_of(self._url, self._keep)
