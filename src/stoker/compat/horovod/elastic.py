@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
 
 from stoker.compat.horovod.basics import HorovodWorld, horovod_world
 from stoker.compat.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -139,8 +141,18 @@ class _Through:
         """Nothing: `meet` brings newcomers the state."""
         return {}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
         pass
+
+    def doubt(self) -> None:
+        pass
+
+    def restore_random(self, state: dict[str, Any]) -> None:
+        pass
+
+    def stable_tensors(self) -> Iterable[torch.Tensor]:
+        """None: no checkpoint is made of it."""
+        return ()
 
     def forget_group(self) -> None:
         self._state._point = None
