@@ -117,7 +117,9 @@ class State:
         for held in self.__dict__.get("_contents", ()):
             if name in held:
                 return self._exact.face(held[name])
-        raise AttributeError(f"State has no {name!r}; it holds {', '.join(self._names()) or 'nothing'}")
+        raise AttributeError(
+            f"State has no {name!r}; it holds {', '.join(self._contents.names()) or 'nothing'}"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -142,7 +144,7 @@ class State:
         """
         if not self._modules:
             raise ConfigError("state.ddp needs a module: State(model=…)")
-        module = self._main_module()
+        module = self._contents.main_module()
         if module is None:
             names = ", ".join(self._modules)
             raise ConfigError(
@@ -181,7 +183,7 @@ class State:
         if tuning is not None:
             tuning.begin_with(records)
             records = tuning.setting.micro_batch
-        main = self._main_module()
+        main = self._contents.main_module()
         if main is not None:
             self.wrap(main)  # before the first piece, which is not to reduce either
         return micro_batches(batch, records, *self._wrapped.values())
@@ -372,11 +374,3 @@ class State:
         self._stepped = True
         self._runtime.steps.settle()
         self._runtime.steps.accumulation.forget()
-
-    def _main_module(self) -> torch.nn.Module | None:
-        """The only module, or the one named `model`."""
-        only = next(iter(self._modules.values())) if len(self._modules) == 1 else None
-        return self._modules.get("model", only)
-
-    def _names(self) -> list[str]:
-        return [*self._modules, *self._optimizers, *self._objects, *self._values]

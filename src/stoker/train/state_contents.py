@@ -26,6 +26,14 @@ class Contents(NamedTuple):
     """With `state_dict()` and `load_state_dict()`."""
     values: dict[str, Any]
 
+    def names(self) -> list[str]:
+        return [*self.modules, *self.optimizers, *self.objects, *self.values]
+
+    def main_module(self) -> torch.nn.Module | None:
+        """The only module, or the one named `model`."""
+        only = next(iter(self.modules.values())) if len(self.modules) == 1 else None
+        return self.modules.get("model", only)
+
     def export(self) -> dict[str, Any]:
         """All of it, not copied."""
         return {
