@@ -138,6 +138,18 @@ def test_what_comes_from_a_checkpoint_is_where_the_script_had_it(tmp_path: Path)
     assert state.shadow.held["steps"] == 0
 
 
+def test_a_run_that_had_to_go_back_keeps_what_it_writes(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for commits in (100, 200, 300):
+        assert folder.save(commits, {"x": commits})
+    for path in folder.paths():
+        path.write_bytes(b"broken")
+    assert folder.save(100, {"x": 1})
+    assert folder.save(150, {"x": 2})
+    assert folder.save(175, {"x": 3})
+    assert folder.newest() == (175, {"x": 3})
+
+
 def test_what_a_state_cannot_hold_is_refused_with_the_mend() -> None:
     with pytest.raises(ConfigError, match="is a object: State holds"):
         State(log=object())

@@ -53,7 +53,8 @@ class CheckpointFolder:
                 os.fsync(file.fileno())
             part.rename(path)
             _flush(self.folder)  # before older ones go
-            for old in self.paths()[: -self._keep]:
+            # Not counting those of later commits, which a run has skipped that could not read them.
+            for old in [other for other in self.paths() if other.name <= path.name][: -self._keep]:
                 old.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
             # torch's own complaint about a file that could not be written hides why it could not.
