@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.run_helpers import SCRIPTS, own_environment, run, said
+from tests.e2e.run_helpers import SCRIPTS, Stoker, ledger, own_environment, run, said, wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 EXACT = str(SCRIPTS / "exact.py")
@@ -81,6 +81,20 @@ def test_a_worker_is_killed_within_a_step_and_the_bits_are_the_same(
     bits = Bits(tmp_path)
     assert bits.sizes >= {2, 3}
     assert_same(bits, undisturbed)
+
+
+def test_all_workers_are_killed_and_the_bits_are_the_same(tmp_path: Path, undisturbed: Bits) -> None:
+    """They begin again from a snapshot: cursor, schedulers and random generators are part of it."""
+    job = Stoker(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--audit", "--checkpoint-dir", "ckpt",
+                 "--checkpoint-every", "5", EXACT, "--step-s", "0.05")  # fmt: skip
+    wait_for(lambda: any(entry["step"] >= 13 for entry in ledger(tmp_path, "commit")), why="13 commits")
+    for worker in job.workers():
+        worker.kill()
+    done = job.finish()
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    assert any(entry["commits"] >= 10 for entry in ledger(tmp_path, "world"))
+    assert_same(Bits(tmp_path), undisturbed)
 
 
 @pytest.mark.parametrize(
