@@ -29,6 +29,11 @@ parser.add_argument("--full-size", type=int, default=0, help="world size at whic
 parser.add_argument(
     "--checkpoint-every", type=int, default=0, help="steps between two checkpoints in plain mode"
 )
+parser.add_argument("--ballast-mb", type=int, default=0, help="megabytes of the state that no step changes")
+parser.add_argument(
+    "--snapshot-every", type=int, default=0, help="steps between two snapshots in memory, if any"
+)
+parser.add_argument("--checkpoint-url", help="where rank 0 writes as often, in place of memory")
 options = parser.parse_args()
 torch.set_num_threads(1)
 
@@ -98,7 +103,16 @@ def elastic(log):
     ctx = stoker.init()
     loader = stoker.Loader(Numbers(), global_batch_size=options.batch, shuffle=True, seed=0)
     model, optimizer = build()
-    state = stoker.State(model=model, optimizer=optimizer)
+    ballast = torch.nn.Linear(options.ballast_mb * 250_000, 1, bias=False).requires_grad_(False)
+    checkpointer = None
+    if options.snapshot_every:
+        checkpointer = stoker.Checkpointer(
+            options.checkpoint_url,
+            every_s=None,
+            every_commits=options.snapshot_every,
+            in_memory=options.checkpoint_url is None,
+        )
+    state = stoker.State(model=model, optimizer=optimizer, ballast=ballast, checkpointer=checkpointer)
 
     @stoker.elastic
     def train(state):
