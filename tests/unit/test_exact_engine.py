@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,7 @@ from stoker.data.session import MicroBatch, Session
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.train.exact import numerics
 from stoker.train.exact.engine import Engine
-from stoker.train.exact.faces import ExactModule, ExactOptimizer
+from stoker.train.exact.faces import ExactModule, ExactOptimizer, ExactScheduler
 
 COUNT = 3
 
@@ -38,9 +39,10 @@ class Script:
     def micro_batches(self, records: int) -> Iterator[torch.Tensor]:
         data = torch.arange(records * 4, dtype=torch.float32).view(records, 4).sin()
         for number in range(COUNT):
-            micro_batch = MicroBatch(number, COUNT, number, 0, number == 0, number == COUNT - 1)
+            share = share_of(number, COUNT, 0, records, records)
+            micro_batch = MicroBatch(number, COUNT, number, 0, COUNT, number == 0, number == COUNT - 1, share)
             self.engine.begin(micro_batch)
-            share = self.live.share = share_of(number, COUNT, 0, records, records)
+            self.live.share = None  # that of some other loader, by the time of backward()
             yield data[share.start : share.stop]
 
 
@@ -162,12 +164,105 @@ def test_a_loop_that_is_left_within_a_global_batch_is_refused() -> None:
     next(script.micro_batches(10))
 
 
+def test_a_loop_that_is_left_at_its_top_leaves_nothing_behind() -> None:
+    script = Script()
+    next(script.micro_batches(10))
+    part = script.engine.micro_batch
+    assert part is not None
+    assert script.engine.is_between
+    script.engine.left(part)
+    assert not script.engine.is_between
+    for x in script.micro_batches(10):
+        script.model(x).sum().backward()
+    part = script.engine.micro_batch
+    assert part is not None
+    script.engine.left(part)
+    assert not script.engine.is_between
+
+
+def test_a_loop_that_is_left_after_backward_is_told_at_the_next_step() -> None:
+    script = Script()
+    script.model(next(script.micro_batches(10))).sum().backward()
+    part = script.engine.micro_batch
+    assert part is not None
+    script.engine.left(part)
+    optimizer = ExactOptimizer(torch.optim.SGD(script.model.parameters(), lr=0.1), script.engine)
+    with pytest.raises(ConfigError, match="left within a global batch"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_are_laid_out_as_parameters_are(fused: bool) -> None:
+    def train(engine: Engine | None, model: torch.nn.Module) -> torch.Tensor:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        x = torch.arange(2 * 3 * 5 * 5).view(2, 3, 5, 5).float().sin()
+        if engine is not None:
+            share = share_of(0, 1, 0, 2, 2)
+            engine.begin(MicroBatch(0, 1, 0, 0, 1, is_first=True, is_last=True, share=share))
+        model(x).square().mean().backward()
+        optimizer.step()
+        return model.weight.detach().contiguous()  # type: ignore[union-attr,operator]
+
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    alone = copy.deepcopy(model)
+    live = Session(virtual_ranks=1)
+    engine = Engine([model], live, keep=lambda: None, put_back=lambda: None)
+    torch.testing.assert_close(train(engine, model), train(None, alone))
+
+
+def test_buffers_that_nobody_changes_keep_their_bits() -> None:
+    script = Script()
+    constants = torch.rand(1000)
+    script.model.register_buffer("constants", constants.clone())
+    script.model.register_buffer("expanded", torch.ones(1).expand(5))
+    script.model.register_buffer("cache", torch.ones(1), persistent=False)
+    for number, x in enumerate(script.micro_batches(10)):
+        script.model.cache = torch.ones(number + 2)
+        script.model(x).sum().backward()
+    assert torch.equal(script.model.constants, constants)  # type: ignore[arg-type]
+    assert torch.equal(script.model.expanded, torch.ones(5))  # type: ignore[arg-type]
+
+
+def test_a_buffer_that_grows_is_refused_within_a_global_batch_and_taken_between_two() -> None:
+    script = Script()
+    script.model.register_buffer("seen", torch.ones(1))
+    for size in (1, 4):
+        script.model.seen = torch.ones(size)
+        for x in script.micro_batches(10):
+            script.model(x).sum().backward()
+    batches = script.micro_batches(10)
+    script.model(next(batches)).sum().backward()
+    loss = script.model(next(batches)).sum()
+    script.model.seen = torch.ones(9)
+    with pytest.raises(ConfigError, match="persistent=False"):
+        loss.backward()
+
+
+def test_ranks_that_wait_for_each_other_have_come_equally_far() -> None:
+    script = Script()
+    for x in script.micro_batches(10):
+        script.live.progress += 1  # as a loader counts
+        script.model(x).sum().backward()
+    assert script.live.progress == 2 * COUNT
+    other = Engine([script.model], Session(virtual_ranks=COUNT), keep=lambda: None, put_back=lambda: None)
+    assert other._live.progress == 0
+
+
+def test_a_schedulers_attributes_are_its_own() -> None:
+    script = Script()
+    raw = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(script.model.parameters(), lr=0.1), 1, 0.9)
+    face = ExactScheduler(raw, script.engine)
+    face.gamma = 0.5
+    assert raw.gamma == 0.5
+
+
 def test_sparse_gradients_are_refused() -> None:
     live = Session(virtual_ranks=1)
     model = torch.nn.Embedding(5, 2, sparse=True)
     engine = Engine([model], live, keep=lambda: None, put_back=lambda: None)
-    engine.begin(MicroBatch(0, 1, 0, 0, is_first=True, is_last=True))
-    live.share = share_of(0, 1, 0, 2, 2)
+    share = share_of(0, 1, 0, 2, 2)
+    engine.begin(MicroBatch(0, 1, 0, 0, 1, is_first=True, is_last=True, share=share))
     with pytest.raises(ConfigError, match="sparse=False"):
         model(torch.tensor([1, 2])).sum().backward()
 

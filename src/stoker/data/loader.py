@@ -105,6 +105,8 @@ class Loader:
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
+        self._part: MicroBatch | None = None
+        """The newest that the present loop has handed out."""
         self.cursor = 0
         """Records of the epoch that have been handed out, over the whole world."""
         self.plan: Plan | None = None
@@ -136,10 +138,15 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps in a whole epoch; with virtual ranks, those of this rank in the present world."""
-        steps = math.ceil(len(self.dataset) / self.global_batch_size)
+        steps = self.global_batches
         rank, world_size = world_of(self._session)
         count = self.virtual_ranks
         return steps * ((rank + 1) * count // world_size - rank * count // world_size) if count else steps
+
+    @property
+    def global_batches(self) -> int:
+        """Steps of an optimizer in a whole epoch, at any world size: what learning-rate schedules are made of."""
+        return math.ceil(len(self.dataset) / self.global_batch_size)
 
     @property
     def batch_size(self) -> int:
@@ -164,6 +171,9 @@ class Loader:
 
     def retune(self, *, num_workers: int) -> None:
         """From the next batch on, load with so many processes. Nothing is read twice or lost."""
+        micro_batch = self._session.micro_batch
+        if self.virtual_ranks and micro_batch is not None and not micro_batch.is_last:
+            raise ConfigError("retune a loader in exact mode after a commit, not within a global batch")
         self._end_pass()
         self._finalizer()
         self._use(num_workers)
@@ -218,11 +228,17 @@ class Loader:
         self._finalizer = weakref.finalize(self, self._source.close)
 
     def _batches(self, source: Source, epoch: int, began: float) -> Iterator[Any]:
-        live, records = self._session, len(self.dataset)
         number = self._end_pass()
-        plan = self.plan = self._planned(number, epoch, records)
+        plan = self.plan = self._planned(number, epoch, len(self.dataset))
         self._note_pass(plan.of)
         source.begin(plan)
+        try:
+            yield from self._steps(source, plan, number, began)
+        finally:
+            self._leave_parts()
+
+    def _steps(self, source: Source, plan: Plan, number: int, began: float) -> Iterator[Any]:
+        live, records, epoch = self._session, plan.of.records, plan.of.epoch
         if self._announcer is None:
             self._announcer = self._new_announcer()
         if self._announcer is not None:
@@ -248,7 +264,7 @@ class Loader:
             self.stats.note(waiting, now, times, share.records, size_of(done.batch))
             self.stats.ran(now - began, self.num_workers)
             began = now
-            if plan.ends_batch(step):
+            if plan.begins_batch(step):  # on all ranks alike, though some read more parts of it than others
                 self.cursor += share.batch_records
             live.share = share
             if live.on_batch is not None:
@@ -262,16 +278,26 @@ class Loader:
                 break
         self.stats.ran(time.perf_counter() - began, self.num_workers)
 
+    def _leave_parts(self) -> None:
+        """A loop is left, with this rank's last part of a global batch or in the midst of one."""
+        live, (part, self._part) = self._session, (self._part, None)
+        if part is not None and part is live.micro_batch:
+            live.micro_batch = None
+            if live.end_micro_batches is not None:
+                live.end_micro_batches(part)
+
     def _take_micro_batch(self, source: Source, plan: Plan, step: int) -> Done:
         """One virtual rank's part, with random generators that depend on nothing else."""
         live, (number, count), seed = self._session, plan.part(step), plan.random_seed(step)
-        live.micro_batch = micro_batch = MicroBatch(
+        live.micro_batch = self._part = micro_batch = MicroBatch(
             number=number,
             virtual_ranks=count,
             seed=mix64(seed),
             batch_seed=mix64(plan.start(step) ^ mix64(plan.of.seed + plan.of.epoch)),
-            is_first=step % plan.parts == 0,
+            parts=plan.parts,
+            is_first=plan.begins_batch(step),
             is_last=plan.ends_batch(step),
+            share=plan.share(step),
         )
         if live.begin_micro_batch is not None:
             live.begin_micro_batch(micro_batch)

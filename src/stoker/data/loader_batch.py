@@ -7,6 +7,7 @@ pickled. Small tensors, and whatever is no tensor and no array, travel in the me
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -170,9 +171,13 @@ def aligned(batch: Any) -> Any:
         is_misplaced = _is_plain(batch) and batch.data_ptr() % CACHE_LINE_BYTES != 0
         return batch.clone() if is_misplaced else batch
     if isinstance(batch, dict):
-        return type(batch)({key: aligned(value) for key, value in batch.items()})
-    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
-        return type(batch)(aligned(value) for value in batch)
+        made = copy.copy(batch)
+        made.update({key: aligned(value) for key, value in batch.items()})
+        return made
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(aligned, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(aligned, batch))
     return batch
 
 

@@ -141,6 +141,10 @@ class Plan:
         of = self._parts[step % self.parts].of
         return of.rank, of.world_size
 
+    def begins_batch(self, step: int) -> bool:
+        """Whether this rank has read nothing of the global batch before."""
+        return step % self.parts == 0
+
     def ends_batch(self, step: int) -> bool:
         """Whether this rank reads no more of the global batch."""
         return (step + 1) % self.parts == 0

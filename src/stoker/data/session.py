@@ -30,9 +30,13 @@ class MicroBatch(NamedTuple):
     """For random generators: of this part alone, whoever reads it."""
     batch_seed: int
     """The same for all parts of the global batch."""
+    parts: int
+    """That this rank reads of the global batch."""
     is_first: bool
-    """Of those of its global batch that this rank reads."""
+    """Of these."""
     is_last: bool
+    share: Share
+    """Of the global batch."""
 
 
 class HandedOut(NamedTuple):
@@ -74,6 +78,8 @@ class Session:
     """What was handed out last, in exact mode."""
     begin_micro_batch: Callable[[MicroBatch], None] | None = None
     """Called before each of these is made or handed out."""
+    end_micro_batches: Callable[[MicroBatch], None] | None = None
+    """Called with the last one of a loop, when that is left."""
     is_closed: bool = False
     """Inside the training function: it runs again after each change of the world, so a loader made there would be a
     new one each time, and its position lost."""

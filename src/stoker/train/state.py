@@ -188,8 +188,9 @@ class State:
             self.wrap(main)  # before the first piece, which is not to reduce either
         return micro_batches(batch, records, *self._wrapped.values())
 
-    def commit(self) -> None:
-        """Seal this step: model, optimizer, loader positions, RNG and values together.
+    def commit(self) -> bool:
+        """Seal this step: model, optimizer, loader positions, RNG and values together. False: in exact mode there are
+        more micro-batches of the global batch to come on this rank, and nothing was done.
 
         Local: it issues no collective and cannot fail because a peer died (but that auto-tune brings the ranks
         together now and then, and a `stoker.Sharded` each time). The world may change here.
@@ -197,9 +198,10 @@ class State:
         if self._rehearses:
             raise ConfigError("warm_up must not commit: what it does is undone, and no step of the training")
         if not self._exact.commits_now():
-            return
+            return False
         self._changes.committed_size = session().world_size
         self._runtime.steps.commit(self)
+        return True
 
     @property
     def commits(self) -> int:
@@ -218,6 +220,7 @@ class State:
                 "state.restore() cannot undo an optimizer's step: no copy of the parameters is kept; look whether the "
                 "step is good (its loss or gradients) before optimizer.step()"
             )
+        self._exact.leave()
         self.roll_back()
 
     def sync(self, source: int = 0) -> None:
@@ -226,6 +229,7 @@ class State:
         Seldom needed: who joins copies the state before the training function is called. Raises ConfigError for a rank
         that is not in the world.
         """
+        self._exact.check_between("state.sync()")
         seal = self._seal
         self._runtime.worlds.share_state(self, source)
         self.seal()
@@ -354,7 +358,7 @@ class State:
 
     def entered_world(self) -> None:
         """Call what is to be called in each new world."""
-        self._exact.enter(auto_tune=self._runtime.settings.auto_tune)
+        self._exact.enter(self.commits, auto_tune=self._runtime.settings.auto_tune)
         self._changes.entered()
 
     def forget_group(self) -> None:

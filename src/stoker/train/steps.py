@@ -219,7 +219,8 @@ class Steps:
         """The step's own work ended when its gradients were ready; what came then was waiting for others."""
         ready_at, began = self._live.ready_at, self._began
         self._began = time.perf_counter()
-        return max(0.0, ready_at - began)
+        parts = self._live.micro_batch.parts if self._live.micro_batch is not None else 1
+        return max(0.0, ready_at - began) / parts  # others may have more or fewer
 
     def _tune(self, tuning: Tuning) -> None:
         waited_s, share = self._live.waited_s, self._live.share

@@ -15,10 +15,11 @@ from typing import Any, cast
 
 import torch
 
+from stoker.data.seeding import seed_everything
 from stoker.data.session import MicroBatch, Session
 from stoker.errors import ConfigError
 from stoker.train.exact.exchange import Exchange
-from stoker.train.exact.flat import Flat
+from stoker.train.exact.flat import Flat, strides_of
 from stoker.train.exact.tree import Stack
 from stoker.train.state_buffers import BufferCopies
 
@@ -40,6 +41,7 @@ class Engine:
         self._live = live
         self._keep, self._put_back = keep, put_back
         self._parameters: list[torch.Tensor] = []
+        self._strides: list[tuple[int, ...]] = []
         self._hooks: list[Any] = []
         self._buffers = BufferCopies()
         self._whole: Flat | None = None
@@ -50,6 +52,9 @@ class Engine:
         self._is_queued = False
         self._begun = 0
         self._harvested = 0
+        self._before: list[torch.Tensor] = []
+        """What buffers were when the global batch began. Not all that changes them counts their versions."""
+        self._is_torn = False
         self.is_reduced = False
         """The gradients of the whole global batch are there."""
         self.micro_batch: MicroBatch | None = None
@@ -57,28 +62,37 @@ class Engine:
 
     @property
     def is_between(self) -> bool:
-        """Whether more micro-batches of the global batch are to come on this rank."""
+        """Whether more micro-batches of the global batch are to come on this rank. Raises ConfigError where a loop was
+        left before they came."""
+        self._check_whole()
         return self.micro_batch is not None and not self.micro_batch.is_last
 
     def forget(self) -> None:
         """The world is left: whatever was begun is begun anew."""
         self._stack.take()
         self._is_queued, self._begun, self._harvested = False, 0, 0
-        self.is_reduced, self.micro_batch = False, None
+        self.is_reduced, self.micro_batch, self._is_torn = False, None, False
+
+    def left(self, micro_batch: MicroBatch) -> None:
+        """A loop was left with this one."""
+        if self.micro_batch is micro_batch:
+            self._is_torn = not self._stack.is_empty
+            self.micro_batch = None
 
     def begin(self, micro_batch: MicroBatch) -> None:
         """A micro-batch is about to be made. Raises ConfigError where one before it was left out."""
-        if self._harvested != (self._begun if self._harvested else 0):
+        self._check_whole()
+        if self.micro_batch is not None and self._harvested != (self._begun if self._harvested else 0):
             raise ConfigError(ONE_BACKWARD)
         if micro_batch.is_first:
-            if not self._stack.is_empty:
-                raise ConfigError(
-                    "a loop of exact mode was left within a global batch: leave it after a commit"
-                )
+            self._is_torn = not self._stack.is_empty
+            self._check_whole()
             for parameter in self._parameters:
                 parameter.grad = None
             self._watch()
+            self._check_layout()
             self._begun, self._harvested, self.is_reduced = 0, 0, False
+            self._before = [buffer.detach().clone() for buffer in self._current_buffers()]
             if not micro_batch.is_last:
                 self._buffers.renew(self._modules)
                 self._keep()
@@ -94,15 +108,30 @@ class Engine:
         if self.micro_batch is not None and not self.is_reduced:
             raise ConfigError(f"an optimizer is to step before the gradients are there: {ONE_BACKWARD}")
 
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise ConfigError(
+                "a loop of exact mode was left within a global batch, after backward(): leave it before that, or after "
+                "a commit"
+            )
+
     def _watch(self) -> None:
         """See the gradients of all parameters that have any; a script may freeze some in between."""
         wanted = [p for p in _unique(m.parameters() for m in self._modules) if p.requires_grad]
-        if len(wanted) == len(self._parameters) and all(map(is_, wanted, self._parameters)):
+        strides = [strides_of(parameter) for parameter in wanted]
+        if strides == self._strides and all(map(is_, wanted, self._parameters)):
             return
+        self._strides = strides
         for hook in self._hooks:
             hook.remove()
         self._parameters, self._whole, self._free = wanted, None, []
         self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in wanted]
+
+    def _check_layout(self) -> None:
+        """Make room anew where buffers have come, gone or changed their shapes since the last global batch."""
+        shapes = [buffer.shape for buffer in self._current_buffers()]
+        if self._whole is not None and [place.shape for place in self._whole.buffers] != shapes:
+            self._whole, self._free = None, []
 
     def _on_gradient(self, _: torch.Tensor) -> None:
         if not self._is_queued:
@@ -120,15 +149,17 @@ class Engine:
         self._stack.push(micro_batch.number, self._part(micro_batch), self._add)
         if micro_batch.is_last:
             self._live.ready_at = time.perf_counter()
-            self._reduce()
+            # Each part counts for two; who has fewer is not behind the others when all wait for each other.
+            self._live.progress += 2 * (micro_batch.virtual_ranks - micro_batch.parts)
+            self._reduce(micro_batch)
         else:
             for parameter in self._parameters:
                 parameter.grad = None
 
     def _part(self, micro_batch: MicroBatch) -> Flat | None:
         """The weighted gradients and buffers of a micro-batch; None where it has no records."""
-        share = self._live.share
-        if share is None or share.records == 0:
+        share = micro_batch.share
+        if share.records == 0:
             return None
         flat = self._free.pop() if self._free else self._new_flat()
         there: list[torch.Tensor] = []
@@ -146,8 +177,9 @@ class Engine:
                 )
             there.append(gradient)
             places.append(place)
-        is_first = all(map(self._is_empty, range(micro_batch.number)))
-        for buffer, place in zip(self._current_buffers(), flat.buffers, strict=True):
+        is_first = all(map(_is_empty(micro_batch), range(micro_batch.number)))
+        for number, (buffer, place) in enumerate(self._placed_buffers(flat), start=len(self._parameters)):
+            flat.marks[number] = not torch.equal(buffer, self._before[number - len(self._parameters)])
             if is_first or buffer.is_floating_point() or buffer.is_complex():
                 there.append(buffer)
                 places.append(place)
@@ -158,35 +190,55 @@ class Engine:
         flat.scale(share.records / share.batch_records)
         return flat
 
+    def _placed_buffers(self, flat: Flat) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        buffers = self._current_buffers()
+        if [buffer.shape for buffer in buffers] != [place.shape for place in flat.buffers]:
+            raise ConfigError(
+                "a buffer has come, gone or changed its shape within a global batch of exact mode: register caches "
+                "with persistent=False"
+            )
+        return list(zip(buffers, flat.buffers, strict=True))
+
     def _add(self, left: Flat, right: Flat) -> Flat:
         self._free.append(right)
         return left.add(right)
 
-    def _reduce(self) -> None:
+    def _reduce(self, micro_batch: MicroBatch) -> None:
         own = cast("dict[Any, Flat]", self._stack.take())
         whole = self._whole = self._whole or self._new_flat()
-        self._exchange.combine(own, whole, self._is_empty)
+        self._exchange.combine(own, whole, _is_empty(micro_batch))
         self._free += own.values()
+        marks = whole.marks.tolist()
         with torch.no_grad():
-            for parameter, gradient, mark in zip(
-                self._parameters, whole.gradients, whole.marks.tolist(), strict=True
-            ):
+            for parameter, gradient, mark in zip(self._parameters, whole.gradients, marks, strict=False):
                 parameter.grad = gradient if mark else None
-            for buffer, summed in zip(self._current_buffers(), whole.buffers, strict=True):
-                buffer.copy_(summed)
+            changed = marks[len(self._parameters) :]
+            for (buffer, summed), mark in zip(self._placed_buffers(whole), changed, strict=True):
+                if mark:  # the mean of what nobody has changed would be rounded
+                    buffer.copy_(summed)
+        seed_everything(micro_batch.batch_seed)  # what is drawn before the commit is the same on every rank
         self.is_reduced = True
 
     def _new_flat(self) -> Flat:
         return Flat(self._parameters, self._current_buffers(), self._live.virtual_ranks)
 
-    def _is_empty(self, number: int) -> bool:
-        share = self._live.share
-        assert share is not None
-        size, count = share.batch_records, self._live.virtual_ranks
-        return size * number // count == size * (number + 1) // count
-
     def _current_buffers(self) -> list[torch.Tensor]:
-        return _unique(module.buffers() for module in self._modules)
+        """But for what modules keep for themselves (`persistent=False`)."""
+        return _unique(
+            [
+                buffer
+                for name, buffer in module._buffers.items()
+                if buffer is not None and name not in module._non_persistent_buffers_set
+            ]
+            for top in self._modules
+            for module in top.modules()
+        )
+
+
+def _is_empty(micro_batch: MicroBatch) -> Callable[[int], bool]:
+    """Whether a virtual rank has no records of this global batch."""
+    size, count = micro_batch.share.batch_records, micro_batch.virtual_ranks
+    return lambda number: size * number // count == size * (number + 1) // count
 
 
 def _unique(groups: Iterable[Iterable[torch.Tensor]]) -> list[Any]:

@@ -55,17 +55,18 @@ class Exchange:
                 sent.view(world_size, len(own), piece)[:, number] = held[:even].view(world_size, piece)
         nodes = [node for some in of_rank for node in some]
         came = self._room("came", whole, len(nodes) * piece)
-        dist.all_to_all_single(
-            came,
-            sent,
-            output_split_sizes=[len(some) * piece for some in of_rank],
-            input_split_sizes=[len(own) * piece] * world_size,
+        piece_bytes = piece * whole.itemsize
+        dist.all_to_all_single(  # as bytes: backends know few types
+            came.view(torch.uint8),
+            sent.view(torch.uint8),
+            output_split_sizes=[len(some) * piece_bytes for some in of_rank],
+            input_split_sizes=[len(own) * piece_bytes] * world_size,
         )
         pieces = dict(zip(nodes, came.view(len(nodes), piece).unbind(0), strict=True))
         summed = fold(pieces, self._count, torch.Tensor.add_)
         if summed is None:
             summed = self._room("nothing", whole, piece).zero_()
-        _all_gather(whole[:even], summed)
+        _all_gather(whole[:even].view(torch.uint8), summed.view(torch.uint8))
 
     def _room(self, name: str, like: torch.Tensor, size: int) -> torch.Tensor:
         held = self._scratch.get((name, like.dtype))

@@ -66,3 +66,9 @@ class ExactScheduler:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._scheduler, name, value)

@@ -26,9 +26,9 @@ class Flat:
             sizes[dtype] = start + -(-shape.numel() // ALIGNED) * ALIGNED
             return dtype, start, shape
 
-        gradients = [place(one.dtype, one.shape) for one in parameters]
+        gradients = [(*place(one.dtype, one.shape), strides_of(one)) for one in parameters]
         held = [place(_summed_as(one.dtype), one.shape) for one in buffers]
-        marks = place(torch.float32, torch.Size([len(parameters)]))
+        marks = place(torch.float32, torch.Size([len(parameters) + len(buffers)]))
         device = parameters[0].device if parameters else torch.device("cpu")
         self.spare = spare
         self.tensors = {
@@ -39,10 +39,14 @@ class Flat:
             dtype, start, shape = where
             return self.tensors[dtype][start : start + shape.numel()].view(shape)
 
-        self.gradients = [view(where) for where in gradients]
+        self.gradients = [
+            self.tensors[dtype].as_strided(shape, strides, start)
+            for dtype, start, shape, strides in gradients
+        ]
+        """Laid out as the parameters are: fused optimizers go through both side by side."""
         self.buffers = [view(where) for where in held]
         self.marks = view(marks)
-        """Above zero for each gradient that is there."""
+        """Above zero for each gradient that is there, and then for each buffer that was changed."""
 
     def scale(self, weight: float) -> None:
         """All that can be weighted."""
@@ -63,6 +67,11 @@ class Flat:
         for dtype, tensor in self.tensors.items():
             tensor.add_(other.tensors[dtype])
         return self
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """As the tensor is laid out, where that is dense."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _summed_as(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import platform
 from collections.abc import Iterable
@@ -33,12 +34,25 @@ def signature(device: torch.device) -> dict[str, Any]:
     own = {
         "torch": str(torch.__version__),
         "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu": f"{torch.backends.cpu.get_cpu_capability()} {_processor()}".strip(),
         "device": device.type,
     }
     if device.type == "cuda":
         own["name"] = torch.cuda.get_device_name(device)
     return own
+
+
+def _processor() -> str:
+    """Its model: libraries choose their kernels by more than its capability."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            found = [line.partition(":") for line in itertools.takewhile(str.strip, lines)]
+    except OSError:
+        return platform.processor()
+    known = {name.strip(): value.strip() for name, _, value in found}
+    return " ".join(
+        known[name] for name in ("vendor_id", "cpu family", "model", "model name") if name in known
+    )
 
 
 def check_same(theirs: dict[str, Any], mine: dict[str, Any], *, is_peer: bool) -> None:
