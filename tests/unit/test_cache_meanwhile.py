@@ -17,6 +17,7 @@ from stoker.base.rng import Rng
 from stoker.cache.store.block_writer import BlockWriter
 from stoker.cache.store.known import Known
 from stoker.cache.store.lots import PrefixRule
+from stoker.cache.store.rewriting import AT_ONCE_OBJECTS
 from stoker.cache.store.store import Store
 from tests.clocks import HandClock
 
@@ -46,6 +47,9 @@ class Held:
             return found
 
         return call
+
+    def __len__(self) -> int:
+        return AT_ONCE_OBJECTS + 1  # where it is asked in a thread, meanwhile other things may happen
 
 
 class SlowWriter(BlockWriter):
