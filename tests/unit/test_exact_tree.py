@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.data.order import parts_of
 from stoker.train.exact.flat import ALIGNED, Flat
-from stoker.train.exact.tree import Node, Stack, covering, fold, nodes_of, parent_of, ranks_parts
+from stoker.train.exact.tree import Node, Stack, covering, fold, nodes_of, parent_of
 
 counts = st.integers(1, 40)
 
@@ -25,7 +26,7 @@ def test_every_world_sums_in_the_same_order(count: int, data: st.DataObject) -> 
     sums: dict[Node, np.float32] = {}
     for rank in range(world_size):
         stack = Stack(count)
-        for number in range(*ranks_parts(rank, world_size, count)):
+        for number in parts_of(rank, world_size, count):
             stack.push(number, None if number in empty else parts[number], np.add)
         own = stack.take()
         assert stack.is_empty

@@ -26,6 +26,7 @@ from stoker.data.loader_report import Report
 from stoker.data.loader_sampler import NoBatchSampler
 from stoker.data.loader_source import Source, context_of, new_source, pinning, whole_number
 from stoker.data.loader_stats import LoaderStats
+from stoker.data.order import parts_of
 from stoker.data.seeding import seed_everything
 from stoker.data.session import HandedOut, MicroBatch, Session, session
 from stoker.errors import ConfigError, DatasetChanged
@@ -139,9 +140,9 @@ class Loader:
     def __len__(self) -> int:
         """Steps in a whole epoch; with virtual ranks, those of this rank in the present world."""
         steps = self.global_batches
-        rank, world_size = world_of(self._session)
-        count = self.virtual_ranks
-        return steps * ((rank + 1) * count // world_size - rank * count // world_size) if count else steps
+        if not self.virtual_ranks:
+            return steps
+        return steps * len(parts_of(*world_of(self._session), self.virtual_ranks))
 
     @property
     def global_batches(self) -> int:

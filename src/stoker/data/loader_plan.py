@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.base.rng import GOLDEN_GAMMA, mix64
 from stoker.data.group_order import GroupOrder, groups_of
-from stoker.data.order import I64, GlobalOrder, Share, share_of
+from stoker.data.order import I64, GlobalOrder, Share, parts_of, share_of
 
 PLANNED_AT_ONCE = 16
 """Steps whose records are worked out together: one by one they cost 0.1 ms each, so 0.01 ms."""
@@ -49,7 +49,7 @@ class Pass(NamedTuple):
         count = self.virtual_ranks
         if not count:
             return [self]
-        numbers = range(self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size)
+        numbers = parts_of(self.rank, self.world_size, count)
         return [self._replace(rank=one, world_size=count, virtual_ranks=0) for one in numbers]
 
 

@@ -116,6 +116,11 @@ def _mix(values: U64) -> U64:
     return values ^ (values >> np.uint64(31))
 
 
+def parts_of(rank: int, world_size: int, virtual_ranks: int) -> range:
+    """Which of the virtual ranks a rank stands for: consecutive ones."""
+    return range(rank * virtual_ranks // world_size, (rank + 1) * virtual_ranks // world_size)
+
+
 def share_of(rank: int, world_size: int, cursor: int, global_batch_size: int, records: int) -> Share:
     """What `rank` reads of the global batch that begins at `cursor`.
 

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import torch
 
+from stoker.data.order import share_of
 from stoker.data.seeding import seed_everything
 from stoker.data.session import MicroBatch, Session
 from stoker.errors import ConfigError
 from stoker.train.exact.exchange import Exchange
-from stoker.train.exact.flat import Flat, strides_of
+from stoker.train.exact.flat import Flat
 from stoker.train.exact.tree import Stack
 from stoker.train.state_buffers import BufferCopies
 
@@ -118,7 +119,7 @@ class Engine:
     def _watch(self) -> None:
         """See the gradients of all parameters that have any; a script may freeze some in between."""
         wanted = [p for p in _unique(m.parameters() for m in self._modules) if p.requires_grad]
-        strides = [strides_of(parameter) for parameter in wanted]
+        strides = [parameter.stride() for parameter in wanted]
         if strides == self._strides and all(map(is_, wanted, self._parameters)):
             return
         self._strides = strides
@@ -238,7 +239,7 @@ class Engine:
 def _is_empty(micro_batch: MicroBatch) -> Callable[[int], bool]:
     """Whether a virtual rank has no records of this global batch."""
     size, count = micro_batch.share.batch_records, micro_batch.virtual_ranks
-    return lambda number: size * number // count == size * (number + 1) // count
+    return lambda number: share_of(number, count, 0, size, size).records == 0
 
 
 def _unique(groups: Iterable[Iterable[torch.Tensor]]) -> list[Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from stoker.data.order import parts_of
+
 T = TypeVar("T")
 
 
@@ -50,15 +52,10 @@ def _covering(at: Node, low: int, high: int) -> list[Node]:
     return _covering(Node(at.low, middle), low, high) + _covering(Node(middle, at.high), low, high)
 
 
-def ranks_parts(rank: int, world_size: int, count: int) -> tuple[int, int]:
-    """The virtual ranks `[low, high)` that a rank computes."""
-    return rank * count // world_size, (rank + 1) * count // world_size
-
-
 def nodes_of(rank: int, world_size: int, count: int, is_empty: Callable[[int], bool]) -> list[Node]:
     """The sums that a rank brings to the exchange; `is_empty` says which virtual ranks have no records."""
-    low, high = ranks_parts(rank, world_size, count)
-    return [node for node in covering(low, high, count) if not all(map(is_empty, range(*node)))]
+    own = parts_of(rank, world_size, count)
+    return [node for node in covering(own.start, own.stop, count) if not all(map(is_empty, range(*node)))]
 
 
 def fold(sums: Mapping[Node, T], count: int, add: Callable[[T, T], T]) -> T | None:
