@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ from typing import IO, Any, cast
 import torch
 
 from stoker.errors import EnvironmentProblem
+from stoker.train.flushing import flush_folder
 
 log = logging.getLogger("stoker.checkpoint")
 KEEP = 2
@@ -52,7 +52,7 @@ class CheckpointFolder:
                 file.flush()
                 os.fsync(file.fileno())
             part.rename(path)
-            _flush(self.folder)  # before older ones go
+            flush_folder(self.folder)  # before older ones go
             # Not counting those of later commits, which a run has skipped that could not read them.
             for old in [other for other in self.paths() if other.name <= path.name][: -self._keep]:
                 old.unlink(missing_ok=True)
@@ -136,15 +136,3 @@ class _Pieces:
 
     def flush(self) -> None:
         self._file.flush()
-
-
-def _flush(folder: Path) -> None:
-    """Names reach the disk too. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot flush a folder
-            raise
-    finally:
-        os.close(descriptor)

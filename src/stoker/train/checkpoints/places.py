@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -17,6 +16,7 @@ from stoker.cache.origin.open import without_query, without_secrets
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem, StokerError
 from stoker.settings import environment
 from stoker.train.checkpoints.manifest import MANIFEST, commits_of
+from stoker.train.flushing import flush_folder
 
 FLUSH_BYTES = 64 * 1024 * 1024
 """Of a file that is being written, so much reaches the disk at a time."""
@@ -340,18 +340,6 @@ class _Copied:
     def write(self, data: bytes | memoryview) -> int:
         self._file.write(bytes(data))
         return len(data)
-
-
-def flush_folder(folder: Path) -> None:
-    """Names reach the disk too. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot flush a folder
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _sizes(folder: Path) -> dict[str, int]:
