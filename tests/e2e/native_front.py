@@ -12,8 +12,8 @@ from pathlib import Path
 from stoker._native import Files, Front, FrontSettings, Index
 
 NOW = 1000
-Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
-"""Method, target, headers, body, id of the token, and whether it came by a Unix socket."""
+Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int]
+"""Method, target, headers, body, id of the token, whether it came by a Unix socket, and how long a body is to come."""
 
 
 def new_front(folder: Path, **limits: float) -> tuple[Front, Index, Files, int]:
@@ -27,8 +27,13 @@ def new_front(folder: Path, **limits: float) -> tuple[Front, Index, Files, int]:
 
 
 @contextlib.contextmanager
-def answering(front: Front, listener: socket.socket, answer: Callable[[int, Asked], None]) -> Iterator[None]:
-    """Listens until the end, with a back that hears what was asked on which connection."""
+def answering(
+    front: Front,
+    listener: socket.socket,
+    answer: Callable[[int, Asked], None],
+    hear: Callable[[str, int, tuple[bytes, bool] | None], None] = lambda *_: None,
+) -> Iterator[None]:
+    """Listens until the end, with a back that hears what was asked on which connection, and what else happens there."""
     listener.setblocking(False)
     front.listen(listener.detach())
     front.set_now(NOW)
@@ -38,9 +43,11 @@ def answering(front: Front, listener: socket.socket, answer: Callable[[int, Aske
     def work() -> None:
         while not done.is_set():
             select.select([front], [], [], 0.05)
-            for kind, connection, asked in front.take(100):
+            for kind, connection, asked, part in front.take(100):
                 if kind == "asked" and asked is not None:
                     answer(connection, asked)
+                else:
+                    hear(kind, connection, part)
 
     back = threading.Thread(target=work)
     back.start()

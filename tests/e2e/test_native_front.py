@@ -67,7 +67,9 @@ def served(folder: Path, **limits: float) -> Iterator[Served]:
         index.hold(bucket, "big", "v1", block, 2, 0, 0, NOW)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
-    front.set_rules([(7, "secret-token", None), (8, "other-token", ["other"])], {"data": (bucket, 100.0, 0)})
+    front.set_rules(
+        [(7, "secret-token", None, ""), (8, "other-token", ["other"], "")], {"data": (bucket, 100.0, 0)}
+    )
 
     def answer(connection: int, asked: Asked) -> None:
         body = b"back %b %d" % (asked[1], len(asked[3]))
@@ -153,8 +155,8 @@ def test_a_file_that_is_shorter_than_it_should_be_breaks_the_connection(tmp_path
         (b"GET /data/small HTTP/1.1\r\n\r\n", b"401"),
         (b"GET /data/small HTTP/1.1\r\nAuthorization: Bearer guessed\r\n\r\n", b"401"),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400"),
-        (b"PUT /x HTTP/1.1\r\n" + TOKEN + b"Content-Length: 99999999\r\n\r\n", b"413"),
-        (b"PUT /x HTTP/1.1\r\n" + TOKEN + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"PUT /-/x HTTP/1.1\r\n" + TOKEN + b"Content-Length: 99999999\r\n\r\n", b"413"),
+        (b"PUT /-/x HTTP/1.1\r\n" + TOKEN + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
     ],
 )
 def test_who_cannot_be_served_is_told_and_let_go(tmp_path: Path, sent: bytes, status: bytes) -> None:
@@ -275,12 +277,12 @@ def test_input_that_waits_behind_an_answer_is_looked_at(tmp_path: Path) -> None:
     with served(tmp_path, body_s=5.0) as here, here.connect() as link:
         for pause_s in (0.0, 0.2):
             link.sendall(
-                request("none") + b"POST /b HTTP/1.1\r\n" + TOKEN + b"Content-Length: %d\r\n\r\n" % size
+                request("none") + b"POST /-/b HTTP/1.1\r\n" + TOKEN + b"Content-Length: %d\r\n\r\n" % size
             )
             time.sleep(pause_s)
             link.sendall(bytes(size))
             said = b""
-            while b"back /b %d" % size not in said:
+            while b"back /-/b %d" % size not in said:
                 part = link.recv(1000)
                 assert part, said
                 said += part

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <random>
 #include <string>
@@ -190,11 +191,30 @@ void refuse_ranges(Front& front, const BucketRule& rule) {
 // Answers what the front hands over, some of it in pieces and late.
 void be_the_back(Front& front, Store& store, Coming& coming, std::atomic<bool>& done, uint64_t seed) {
   std::mt19937_64 chance(seed);
+  std::map<uint64_t, Asked> bodies;  // that are still coming in
   while (!done) {
     pollfd waits{front.event_fd(), POLLIN, 0};
     ::poll(&waits, 1, 20);
     for (Event& event : front.take(16)) {
-      if (event.kind != Event::Kind::asked) continue;
+      if (event.kind == Event::Kind::gone) bodies.erase(event.connection);
+      if (event.kind == Event::Kind::asked && event.asked.body_bytes != 0) {
+        bodies[event.connection] = std::move(event.asked);
+        front.more(event.connection, 1 + chance() % 5000);
+        continue;
+      }
+      if (event.kind == Event::Kind::body) {
+        const auto coming_in = bodies.find(event.connection);
+        if (coming_in == bodies.end()) continue;
+        coming_in->second.body += event.bytes;
+        if (!event.is_last) {
+          front.more(event.connection, 1 + chance() % 5000);
+          continue;
+        }
+        event.asked = std::move(coming_in->second);
+        bodies.erase(coming_in);
+      } else if (event.kind != Event::Kind::asked) {
+        continue;
+      }
       const Asked& asked = event.asked;
       CHECK(asked.principal == 3);
       if (chance() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 2000));
@@ -530,7 +550,7 @@ int main(int, char** argv) {
   front.listen(listening(port));
   front.listen(listening_near());
   auto rules = std::make_shared<Rules>();
-  rules->tokens.push_back({3, "secret-token", true, {}});
+  rules->tokens.push_back({3, "secret-token", "", true, {}});
   rules->buckets["data"] = {store.bucket, 100.0, NOW};
   front.set_rules(rules);
   front.set_now(NOW);

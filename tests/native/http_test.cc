@@ -145,7 +145,7 @@ void targets_and_ranges() {
 void tokens() {
   Rules rules;
   CHECK(rules.principal("") == Rules::ANYBODY && rules.may_read(Rules::ANYBODY, "b"));
-  rules.tokens = {{30, "first-token", true, {}}, {40, "other-token", false, {"b"}}};
+  rules.tokens = {{30, "first-token", "", true, {}}, {40, "other-token", "", false, {"b"}}};
   CHECK(rules.id_of(1) == 40 && rules.id_of(Rules::ANYBODY) == Rules::ANYBODY);
   CHECK(rules.principal("Bearer first-token") == 0 && rules.principal("bearer  other-token") == 1);
   for (const char* wrong : {"", "Bearer", "Bearer ", "Bearer first-toke", "Bearer first-token2", "Basic first-token",

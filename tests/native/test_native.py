@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 TESTS = {
     "http_test": ("1", "20000"),
+    "sigv4_test": (),
     "index_test": (".", "1", "8"),
     "index_replay_test": (".", "1"),
     "front_test": (".", "1", "4"),

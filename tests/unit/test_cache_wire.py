@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import errors
-from stoker.cache.auth.tokens import TokenAuth, check_listen
+from stoker.cache.auth.tokens import UNPROVEN, TokenAuth, check_listen
 from stoker.cache.client.asked import Wholes
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.client import CacheClient
 from stoker.cache.origin.open import open_origin, without_query, without_secrets
-from stoker.errors import AccessDenied, ConfigError, ObjectNotFound, WireError
+from stoker.errors import ConfigError, ObjectNotFound, WireError
 from stoker.wire.cache_api import ERROR_CODES, ErrorBody, code_of, error_of
 from stoker.wire.cache_batch import FRAME, FRAME_DATA, FRAME_LAST
 from stoker.wire.http import etag_of, object_target, parse_response_head, split_target, version_of
@@ -94,7 +94,7 @@ def test_frames_are_put_together() -> None:
 
 def test_tokens_open_what_they_name_and_nothing_else() -> None:
     auth = TokenAuth(["all-buckets", "only-some:a, b"])
-    assert auth.rules() == [(0, "all-buckets", None), (1, "only-some", ["a", "b"])]
+    assert auth.rules() == [(0, "all-buckets", None, ""), (1, "only-some", ["a", "b"], "")]
     everything, some = auth.principal(0), auth.principal(1)
     assert everything.is_unrestricted
     assert (some.may_read("a"), some.may_read("b"), some.may_read("c"), some.is_unrestricted) == (
@@ -103,9 +103,11 @@ def test_tokens_open_what_they_name_and_nothing_else() -> None:
         False,
         False,
     )
-    for token in (-2, -1, 2):
-        with pytest.raises(AccessDenied):
-            auth.principal(token)
+    for token in (-3, -2, -1, 2):
+        nobody = auth.principal(token)
+        assert nobody is UNPROVEN
+        assert not nobody.may_read("a")
+        assert not nobody.is_unrestricted
     assert TokenAuth([]).principal(-2).is_unrestricted
 
 
@@ -116,6 +118,40 @@ def test_bad_tokens_are_refused_without_being_shown(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TokenAuth([token])
     assert not token or token not in str(caught.value)
+
+
+def test_keys_open_what_they_name_to_those_who_sign_with_them() -> None:
+    auth = TokenAuth(["all-buckets"], ["AKID:secret/of+one", "OTHER:secret-two:a, b"])
+    assert auth.rules()[1:] == [(1, "secret/of+one", None, "AKID"), (2, "secret-two", ["a", "b"], "OTHER")]
+    assert auth.fleet_token() == "all-buckets"
+    assert TokenAuth([], ["AKID:secret-one"]).fleet_token() is None
+    assert not TokenAuth([], ["AKID:secret-one"]).is_open
+    assert (auth.secret_of("OTHER"), auth.secret_of("NONE")) == ("secret-two", None)
+    assert auth.principal_of_key("OTHER").may_read("b")
+    assert auth.principal(2) is auth.principal_of_key("OTHER")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "AKID",
+        "AKID:short",
+        "A:secret-one",
+        ":secret-one",
+        "A B:secret-one",
+        "AKID:secret-one:",
+        "ÄKID:secret-one",
+    ],
+)
+def test_bad_keys_are_refused_without_their_secrets_being_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="key 1") as caught:
+        TokenAuth([], [key])
+    assert "secret-one" not in str(caught.value)
+
+
+def test_two_keys_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="another key"):
+        TokenAuth([], ["AKID:secret-one", "AKID:secret-two"])
 
 
 def test_other_machines_need_a_token() -> None:

@@ -28,6 +28,10 @@ class Found:
     @property
     def version(self) -> str: ...
     @property
+    def attributes(self) -> str:
+        """What the origin says of it besides: lines of headers, each with its end."""
+
+    @property
     def size_bytes(self) -> int: ...
     @property
     def checked_s(self) -> int: ...
@@ -168,7 +172,16 @@ class Index:
     def held(self, bucket: int, key: str, tag: int, block: int, now_s: int) -> Piece | None:
         """Where a block of that version is; counts as a use. An object that is packed whole is its block 0."""
 
-    def learn(self, bucket: int, key: str, version: str, size_bytes: int, absent: bool, now_s: int) -> bool:
+    def learn(
+        self,
+        bucket: int,
+        key: str,
+        version: str,
+        size_bytes: int,
+        absent: bool,
+        now_s: int,
+        attributes: str = "",
+    ) -> bool:
         """What the origin says; whether that is another version than was known, whose pieces are gone."""
 
     def forget(self, bucket: int, key: str) -> bool: ...
@@ -336,16 +349,19 @@ class Mapping:
     def __init__(self, fd: int, size_bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-_Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool]
+_Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int]
+_Body = tuple[bytes, bool]
 _Wanted = tuple[int, int, bytes]
 
 class Front:
     """HTTP/1.1 on threads of its own: answers hits, and hands all else to the back.
 
-    The back reads `take` whenever `fileno()` is readable: `("asked", connection, (method, target, headers, body, id of
-    the token or -2, whether it came by a Unix socket))`, `("gone", connection, None)` for one that was asked of or
-    waited for, `("drained", connection, None)` after `notify`, `("broken", container, None)` where a file cannot be
-    read or is too short. A connection that is gone hears nothing.
+    The back reads `take` whenever `fileno()` is readable: `("asked", connection, asked, None)` with method, target,
+    headers, body, id of the token (-2 where none is needed, -3 where the back is to find out), whether it came by a
+    Unix socket, and the bytes of a body that comes in parts (-1: nobody knows how many); `("gone", connection, None,
+    None)` for one that was asked of or waited for, `("drained", connection, None, None)` after `notify`, `("broken",
+    container, None, None)` where a file cannot be read or is too short, `("body", connection, None, (bytes, whether they are the
+    last))` after `more`. A connection that is gone hears nothing.
     """
 
     def __init__(self, index: Index, files: Files, settings: FrontSettings) -> None: ...
@@ -359,17 +375,21 @@ class Front:
     def stop(self) -> None: ...
     def set_rules(
         self,
-        tokens: list[tuple[int, str, list[str] | None]],
+        tokens: list[tuple[int, str, list[str] | None, str]],
         buckets: dict[str, tuple[int, float, int]],
     ) -> None:
-        """Tokens, each with an id (0 or more) and the buckets that it opens (None: all), and buckets with their
+        """Tokens, each with an id (0 or more), the buckets that it opens (None: all) and the access key that it signs
+        for (empty: it is a bearer token), and buckets with their
         number, their ttl in seconds, and when the origin must have been asked at the earliest, seconds since 1970."""
 
     def set_now(self, now_s: int) -> None:
         """Seconds since 1970, as the index counts them."""
 
     def fileno(self) -> int: ...
-    def take(self, limit: int) -> list[tuple[str, int, _Asked | None]]: ...
+    def take(self, limit: int) -> list[tuple[str, int, _Asked | None, _Body | None]]: ...
+    def more(self, connection: int, size_bytes: int) -> bool:
+        """So many more bytes of the request's body may come."""
+
     def say(self, connection: int, bytes: bytes | bytearray | memoryview, is_data: bool = False) -> bool: ...
     def send_file(
         self, files: Files, connection: int, container: int, offset: int, size: int, before: bytes = b""

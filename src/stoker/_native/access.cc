@@ -19,7 +19,7 @@ int Rules::principal(std::string_view authorization) const {
   while (!secret.empty() && secret.front() == ' ') secret.remove_prefix(1);
   int found = NOBODY;
   for (size_t i = 0; i < tokens.size(); ++i)
-    if (equal_in_constant_time(secret, tokens[i].secret)) found = static_cast<int>(i);
+    if (equal_in_constant_time(secret, tokens[i].secret) && tokens[i].access_key.empty()) found = static_cast<int>(i);
   return equals_ignoring_case(authorization.substr(0, space), "bearer") ? found : NOBODY;
 }
 

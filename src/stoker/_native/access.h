@@ -16,6 +16,7 @@ namespace stoker {
 struct Token {
   int id = 0;  // as the back calls it, 0 or more
   std::string secret;
+  std::string access_key;  // that the secret signs for; empty: it is shown as it is, as a bearer token
   bool opens_all = false;
   std::unordered_set<std::string> buckets;
 };
@@ -32,10 +33,11 @@ struct BucketRule {
 
 // What the back has said of tokens and buckets; never changed, but replaced as a whole.
 struct Rules {
-  static constexpr int NOBODY = -1, ANYBODY = -2;
+  static constexpr int NOBODY = -1, ANYBODY = -2, UNPROVEN = -3;  // unproven: the back is to find out
 
   std::vector<Token> tokens;
   std::unordered_map<std::string, BucketRule> buckets;
+  std::unordered_map<std::string, int> keys;  // numbers of tokens by their access keys
 
   // The number of the token that an Authorization header proves; ANYBODY where none is needed.
   int principal(std::string_view authorization) const;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 #include "loop.h"
 
@@ -84,7 +85,8 @@ Connection::Step Connection::advance(double now_s) {
 bool Connection::can_send() const { return unsent_bytes_ && is_writable_ && !is_throttled_ && !waits_for_inflow_; }
 
 bool Connection::has_work() const {
-  return !is_looked_at_ && !closes_ && (state_ == State::head || state_ == State::body) && unsent_bytes_ < UNSENT_MAX;
+  const bool is_taken = state_ == State::head || state_ == State::body || is_streaming();
+  return !is_looked_at_ && !closes_ && is_taken && unsent_bytes_ < UNSENT_MAX;
 }
 
 // -- what comes in -----------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ bool Connection::has_work() const {
 bool Connection::wants_bytes() const {
   if (has_ended_) return false;
   if (state_ == State::ending) return true;  // to throw them away
-  return state_ != State::back && !closes_ && unsent_bytes_ < UNSENT_MAX;
+  return (state_ != State::back || is_streaming()) && !closes_ && unsent_bytes_ < UNSENT_MAX;
 }
 
 bool Connection::receive(double now_s) {
@@ -123,6 +125,7 @@ void Connection::work(double now_s) {
     const State state = state_;
     if (state == State::head) read_head(now_s);
     else if (state == State::body) read_body(now_s);
+    else if (is_streaming()) stream_body(now_s);
     else break;
     if (taken_ == before && state_ == state) break;  // it is not whole yet
   }
@@ -166,12 +169,20 @@ void Connection::read_head(double now_s) {
   asked_.principal = rules_->id_of(principal_);
   asked_.is_near = is_near_;
   if (!head_.has_body()) return dispatch(now_s);
+  chunks_ = ChunkReader();
+  if (asked_.target.compare(0, front_.settings_.gathered.size(), front_.settings_.gathered) != 0) {
+    is_streamed_ = true;
+    owes_continue_ = head_.expects_continue;
+    window_bytes_ = 0;
+    body_left_ = head_.content_length;
+    asked_.body_bytes = head_.is_chunked ? -1 : static_cast<int64_t>(head_.content_length);
+    return dispatch(now_s);
+  }
   if (head_.content_length > front_.settings_.body_bytes_max)
     return refuse(413, "too_large",
                   "a request body has at most " + std::to_string(front_.settings_.body_bytes_max) + " bytes", now_s);
   if (head_.expects_continue) put_text("HTTP/1.1 100 Continue\r\n\r\n", false);
   body_.clear();
-  chunks_ = ChunkReader();
   state_ = State::body;
   body_since_s_ = now_s;
 }
@@ -199,6 +210,31 @@ void Connection::read_body(double now_s) {
   return dispatch(now_s);
 }
 
+// A part of the body that the back waits for. What cannot be understood ends the connection: of that the back is told.
+void Connection::stream_body(double now_s) {
+  const std::string_view left = std::string_view(input_).substr(taken_, window_bytes_);
+  since_s_ = now_s;
+  std::string part;
+  bool is_last;
+  if (head_.is_chunked) {
+    taken_ += chunks_.take(left, part);
+    if (chunks_.is_bad()) {
+      is_lost_ = true;
+      return;
+    }
+    is_last = chunks_.is_done();
+  } else {
+    part = left.substr(0, std::min<uint64_t>(left.size(), body_left_));
+    taken_ += part.size();
+    body_left_ -= part.size();
+    is_last = body_left_ == 0;
+  }
+  if (part.empty() && !is_last) return;
+  window_bytes_ -= part.size();
+  is_streamed_ = !is_last;
+  front_.post(Event{Event::Kind::body, id_, {}, std::move(part), is_last});
+}
+
 void Connection::dispatch(double now_s) {
   state_ = State::back;
   since_s_ = now_s;
@@ -211,9 +247,18 @@ bool Connection::is_authorised() {
   if (version != rules_version_) {
     rules_ = front_.rules_.get();
     rules_version_ = version;
-  } else if (equal_in_constant_time(head_.authorization, authorization_)) {
-    return principal_ != Rules::NOBODY;
+    signatures_.forget();
+    is_remembered_ = false;
   }
+  if (is_signed(head_)) {
+    is_remembered_ = false;
+    principal_ = signatures_.principal(*rules_, head_, static_cast<int64_t>(::time(nullptr)));
+    // Stoker's own routes are for bearer tokens.
+    return head_.target.substr(0, front_.settings_.gathered.size()) != front_.settings_.gathered;
+  }
+  if (is_remembered_ && equal_in_constant_time(head_.authorization, authorization_))
+    return principal_ != Rules::NOBODY;
+  is_remembered_ = true;
   authorization_ = head_.authorization;
   principal_ = rules_->principal(authorization_);
   return principal_ != Rules::NOBODY;
@@ -232,8 +277,18 @@ void Connection::refuse(int status, const char* code, const std::string& message
 
 // -- what the back says -----------------------------------------------------------------------------------------
 
+void Connection::more(uint64_t bytes, double now_s) {
+  if (state_ != State::back || !is_streamed_) return;
+  if (owes_continue_) put_text("HTTP/1.1 100 Continue\r\n\r\n", false);
+  owes_continue_ = false;
+  window_bytes_ += bytes;
+  since_s_ = now_s;
+}
+
 void Connection::finish(double now_s) {
   if (state_ != State::back) return;
+  if (is_streamed_) closes_ = true;  // where the next request would begin is not known
+  is_streamed_ = false;
   state_ = State::head;
   since_s_ = now_s;
   if (!keeps_alive_ || front_.drains_.load(std::memory_order_relaxed)) closes_ = true;
@@ -263,11 +318,14 @@ Connection::Step Connection::on_tick(double now_s) {
   } else if (state_ == State::body) {
     limit = limits.body_s;
     if (now_s - body_since_s_ > BODY_TIMES * limit) since = body_since_s_;
+  } else if (is_streaming()) {
+    limit = limits.body_s;
   } else {
     return Step::go_on;  // the back is at work, and has its own patience
   }
   if (now_s - since <= limit) return Step::go_on;
   if (state_ != State::ending || unsent_bytes_) front_.timed_out_.fetch_add(1, std::memory_order_relaxed);
+  if (state_ == State::back) return Step::close;
   const bool is_late = state_ == State::body || (state_ == State::head && !input_.empty());
   if (unsent_bytes_ || !is_late) return Step::close;
   refuse(408, "timeout", "the request took too long to come", now_s);

@@ -10,6 +10,7 @@
 
 #include "front.h"
 #include "http.h"
+#include "sigv4.h"
 
 namespace stoker {
 
@@ -31,6 +32,7 @@ class Connection {
   void send_inflow(std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
   // What it waits for has come in.
   void go_on() { waits_for_inflow_ = false; }
+  void more(uint64_t bytes, double now_s);
   void finish(double now_s);
   void notify(uint64_t unsent_bytes_max);
   void drain();
@@ -65,6 +67,8 @@ class Connection {
   void work(double now_s);
   void read_head(double now_s);
   void read_body(double now_s);
+  void stream_body(double now_s);
+  bool is_streaming() const { return state_ == State::back && is_streamed_ && window_bytes_ != 0; }
   void dispatch(double now_s);
   bool answer_hit();
   const std::string* headers_of(const Object& object, uint16_t bucket);
@@ -94,6 +98,10 @@ class Connection {
   std::string body_;
   ChunkReader chunks_;
   Asked asked_;
+  bool is_streamed_ = false;    // the body, to the back; it is not over
+  bool owes_continue_ = false;  // the peer waits to be told that its body is wanted
+  uint64_t window_bytes_ = 0;   // of the body that the back waits for
+  uint64_t body_left_ = 0;      // of one whose length is known
   bool keeps_alive_ = true;
   bool closes_ = false;    // once all is sent
   bool has_ended_ = false;  // the peer sends no more
@@ -114,8 +122,10 @@ class Connection {
 
   uint64_t rules_version_ = 0;
   std::shared_ptr<const Rules> rules_;
-  std::string authorization_;
+  std::string authorization_;    // of the last bearer token
+  bool is_remembered_ = false;   // that `principal_` is of that one
   int principal_ = Rules::NOBODY;
+  Signatures signatures_;
   Target target_;
 
   double since_s_;         // of the state that it is in, or of the last byte of a body

@@ -48,18 +48,22 @@ const std::string* Connection::headers_of(const Object& object, uint16_t bucket)
   HeadCache::Entry& cached = loop_.heads.slot(object.id);
   if (cached.id == object.id && cached.text_at == object.text_at && cached.tag == object.tag) return &cached.headers;
   cached.text_at = 0;  // whatever happens now, it is not what it was
+  std::string attributes;
   try {
     const auto found = front_.index_->find(bucket, target_.key, false);
     if (!found || found->object.text_at != object.text_at || found->object.tag != object.tag) return nullptr;
     cached.headers = "ETag: ";
     append_etag(cached.headers, found->version);
+    attributes = found->attributes;
   } catch (const FileProblem&) {
     return nullptr;
   }
   cached.id = object.id;
   cached.text_at = object.text_at;
   cached.tag = object.tag;
-  cached.headers += "\r\nAccept-Ranges: bytes\r\nContent-Type: application/octet-stream\r\n";
+  cached.headers += "\r\nAccept-Ranges: bytes\r\n" + attributes;
+  if (("\n" + attributes).find("\ncontent-type: ") == std::string::npos)
+    cached.headers += "Content-Type: application/octet-stream\r\n";
   return &cached.headers;
 }
 

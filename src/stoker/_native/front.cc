@@ -128,6 +128,12 @@ bool Front::send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uin
 
 bool Front::wake(uint64_t connection) { return order(command_of(Command::Kind::wake, connection)); }
 
+bool Front::more(uint64_t connection, uint64_t bytes) {
+  Command command = command_of(Command::Kind::more, connection);
+  command.size = bytes;
+  return order(std::move(command));
+}
+
 bool Front::finish(uint64_t connection) { return order(command_of(Command::Kind::finish, connection)); }
 
 bool Front::drop(uint64_t connection) { return order(command_of(Command::Kind::drop, connection)); }

@@ -30,6 +30,8 @@ struct FrontSettings {
   size_t body_bytes_max = 16 * 1024 * 1024;
   double head_s = 15;   // from a request's first byte to the end of its head
   double body_s = 60;   // without a byte of the body
+  // Bodies of requests to these routes are gathered before the back hears of them; all others come as it asks for them.
+  std::string gathered = "/-/";
   double idle_s = 120;  // between requests
   double send_s = 60;   // without a byte taken
   double egress_bytes_per_s = 0;      // of data, all connections together; 0: no limit
@@ -44,15 +46,19 @@ struct Asked {
   std::string target;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
   std::string body;
+  int64_t body_bytes = 0;  // of a body that comes in parts, once the back asks for it; -1: nobody knows how many
   int principal = Rules::NOBODY;
   bool is_near = false;  // it came by a Unix socket
 };
 
 struct Event {
   // broken: a container's file, whose number stands for the connection's, is gone, cannot be read or is too short.
-  enum class Kind { asked, gone, drained, broken } kind = Kind::asked;
+  // body: a part of one that the back asked for; `is_last` of them.
+  enum class Kind { asked, gone, drained, broken, body } kind = Kind::asked;
   uint64_t connection = 0;
   Asked asked;
+  std::string bytes{};
+  bool is_last = false;
 };
 
 struct Figures {
@@ -119,6 +125,8 @@ class Front : public std::enable_shared_from_this<Front> {
   bool pass(uint64_t connection, uint16_t bucket, uint32_t container, std::string before, const std::string& after);
   // Tells what this front has passed from what others have, under the same numbers.
   const std::string& instance() const { return instance_; }
+  // So many more bytes of the request's body may come.
+  bool more(uint64_t connection, uint64_t bytes);
   bool finish(uint64_t connection);
   bool drop(uint64_t connection);
   // Tell the back (Kind::drained) once at most so many bytes are unsent.

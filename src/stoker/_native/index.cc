@@ -10,6 +10,8 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
+constexpr char BEFORE_ATTRIBUTES = '\0';
+
 }  // namespace
 
 // -- the file ----------------------------------------------------------------------------------------------------
@@ -22,8 +24,10 @@ std::string Index::text(const Shard& shard, uint64_t at, size_t size) const {
 }
 
 bool Index::has_version(const Shard& shard, const Object& object, std::string_view version) const {
-  return object.version_size == version.size() && object.tag == tag_of(version, object.size_bytes) &&
-         text(shard, object.text_at + object.key_size, object.version_size) == version;
+  if (object.version_size < version.size() || object.tag != tag_of(version, object.size_bytes)) return false;
+  std::string found = text(shard, object.text_at + object.key_size, object.version_size);
+  cut_attributes(found);
+  return found == version;
 }
 
 Index::Places Index::append(Kind kind, std::string_view body) {
@@ -59,6 +63,14 @@ void Index::place(Shard& shard, uint32_t number, Places places) {
   shard.moved[number] = places.in[1 - shard.file];
 }
 
+std::string Index::cut_attributes(std::string& said) {
+  const size_t end = said.find(BEFORE_ATTRIBUTES);
+  if (end == std::string::npos) return {};
+  std::string attributes = said.substr(end + 1);
+  said.resize(end);
+  return attributes;
+}
+
 // -- what others ask ---------------------------------------------------------------------------------------------
 
 std::optional<Found> Index::find(uint16_t bucket, std::string_view key, bool with_blocks) const {
@@ -68,7 +80,8 @@ std::optional<Found> Index::find(uint16_t bucket, std::string_view key, bool wit
   const uint32_t number = shard.find(id);
   if (number == NONE) return std::nullopt;
   Object& object = shard.at(number);
-  Found found{object, text(shard, object.text_at + object.key_size, object.version_size), {}};
+  Found found{object, text(shard, object.text_at + object.key_size, object.version_size), {}, {}};
+  found.attributes = cut_attributes(found.version);
   if (with_blocks && (object.flags & Object::LARGE)) {
     found.blocks.resize(shard.blocks(object));
     for (uint32_t block = 0; block < found.blocks.size(); ++block)
@@ -125,9 +138,12 @@ std::optional<Piece> Index::held(uint16_t bucket, std::string_view key, uint32_t
 }
 
 bool Index::learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
-                  uint32_t now_s) {
-  if (key.empty() || key.size() > UINT16_MAX || version.size() > UINT16_MAX)
+                  uint32_t now_s, std::string_view attributes) {
+  std::string said(version);
+  if (!attributes.empty()) (said += BEFORE_ATTRIBUTES) += attributes;
+  if (key.empty() || key.size() > UINT16_MAX || said.size() > UINT16_MAX)
     throw FileProblem("a name is too long, or empty", 0);
+  if (version.find(BEFORE_ATTRIBUTES) != std::string_view::npos) throw FileProblem("a version has no NUL", 0);
   const Hash128 id = identity(bucket, key);
   Shard& shard = shard_of(id);
   const Lock lock(shard.mutex);
@@ -149,10 +165,10 @@ bool Index::learn(uint16_t bucket, std::string_view key, std::string_view versio
   record.tag = tag_of(version, size_bytes);
   record.bucket = bucket;
   record.key_size = static_cast<uint16_t>(key.size());
-  record.version_size = static_cast<uint16_t>(version.size());
+  record.version_size = static_cast<uint16_t>(said.size());
   record.flags = absent ? Object::ABSENT : 0;
   std::string body(bytes_of(record));
-  body.append(key).append(version);
+  body.append(key).append(said);
   Places places;
   try {
     places = append(Kind::object, body);

@@ -36,7 +36,7 @@ struct alignas(64) Object {
   uint32_t crc;
   uint32_t tag;        // of its version
   uint16_t bucket;
-  uint16_t version_size;
+  uint16_t version_size;  // with the attributes that follow it
   uint16_t key_size;
   uint8_t flags;
   uint8_t block_flags;  // of a large one: those of its only block, whose `used_s` is `offset`; 0: `offset` is its list
@@ -69,6 +69,7 @@ struct Found {
   Object object;
   std::string version;
   std::vector<Block> blocks;  // of a large one, if asked for
+  std::string attributes;     // what the origin says of it besides: lines of headers
 };
 
 // A place where bytes lie that are held.
@@ -159,9 +160,10 @@ class Index {
   bool covers(const Object& object, uint64_t start, uint64_t stop, uint32_t now_s) const;
   // Where a block of that version is held; counts as a use. An object that is packed whole is its block 0.
   std::optional<Piece> held(uint16_t bucket, std::string_view key, uint32_t tag, uint32_t block, uint32_t now_s) const;
-  // What the origin says; whether that is another version, whose pieces are gone. Throws FileProblem.
+  // What the origin says; whether that is another version, whose pieces are gone. The attributes are those of when the
+  // version was first heard of. Throws FileProblem.
   bool learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
-             uint32_t now_s);
+             uint32_t now_s, std::string_view attributes = {});
   bool forget(uint16_t bucket, std::string_view key);
   // Of all that there is not, what nobody has asked about since; how many those were.
   uint64_t forget_absent(uint32_t before_s);
@@ -290,6 +292,8 @@ class Index {
     return (object.size_bytes + block_size_bytes_ - 1) / block_size_bytes_;
   }
   uint64_t piece_bytes(const Object& object, uint32_t block) const;
+  // What follows the version in its text, which is cut to the version.
+  static std::string cut_attributes(std::string& said);
   bool has_version(const Shard& shard, const Object& object, std::string_view version) const;
   void set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t container, uint32_t offset, uint32_t crc,
                  uint32_t now_s, bool is_verified);

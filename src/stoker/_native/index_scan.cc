@@ -319,6 +319,7 @@ std::vector<Name> Index::scan(uint16_t bucket, std::string_view prefix, uint64_t
         std::string key = text(shard, object.text_at, size_t{object.key_size} + object.version_size);
         if (std::string_view(key).substr(0, prefix.size()) != prefix) continue;
         std::string version = key.substr(object.key_size);
+        cut_attributes(version);
         key.resize(object.key_size);
         names.push_back({std::move(key), std::move(version), object});
         if (names.size() < limit) continue;

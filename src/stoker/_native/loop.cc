@@ -260,6 +260,7 @@ void Loop::carry_out(Command& command, double now_s) {
       }
       connection.finish(now_s);
       break;
+    case Command::Kind::more: connection.more(command.size, now_s); break;
     case Command::Kind::finish: connection.finish(now_s); break;
     case Command::Kind::notify: connection.notify(command.size); break;
     default: close(connection); return;

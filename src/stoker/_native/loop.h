@@ -39,7 +39,7 @@ struct Part {
 };
 
 struct Command {
-  enum class Kind { say, file, inflow, parts, wake, finish, drop, notify, drain } kind = Kind::say;
+  enum class Kind { say, file, inflow, parts, wake, more, finish, drop, notify, drain } kind = Kind::say;
   uint64_t connection = 0;
   std::string bytes;
   bool is_data = false;

@@ -5,7 +5,8 @@
 
 namespace {
 
-using TokenOf = std::tuple<int, std::string, std::optional<std::vector<std::string>>>;
+// An id, the secret, the buckets that it opens, and the access key that it signs for.
+using TokenOf = std::tuple<int, std::string, std::optional<std::vector<std::string>>, std::string>;
 using BucketOf = std::tuple<uint16_t, double, uint32_t>;  // its number, its ttl, and `not_before_s`
 
 BucketRule rule_of(const BucketOf& bucket) {
@@ -19,11 +20,16 @@ Wanted wanted_of(const WantedOf& wanted) { return {std::get<0>(wanted), std::get
 py::object asked_of(Event& event) {
   Asked& asked = event.asked;
   py::dict headers;
-  for (const auto& [name, value] : asked.headers) headers[py::bytes(name)] = py::bytes(value);
+  for (const auto& [name, value] : asked.headers) {
+    const py::bytes which(name);
+    // One that is there twice is a list (RFC 9110, 5.3).
+    if (headers.contains(which)) headers[which] = py::bytes(std::string(py::bytes(headers[which])) + "," + value);
+    else headers[which] = py::bytes(value);
+  }
   return py::make_tuple(py::str(py::reinterpret_steal<py::object>(
                             PyUnicode_DecodeLatin1(asked.method.data(), static_cast<Py_ssize_t>(asked.method.size()), nullptr))),
                         py::bytes(asked.target), std::move(headers), py::bytes(asked.body), asked.principal,
-                        asked.is_near);
+                        asked.is_near, asked.body_bytes);
 }
 
 py::list take(Front& front, size_t limit) {
@@ -34,17 +40,23 @@ py::list take(Front& front, size_t limit) {
     if (event.kind == Event::Kind::gone) kind = "gone";
     if (event.kind == Event::Kind::drained) kind = "drained";
     if (event.kind == Event::Kind::broken) kind = "broken";
-    taken.append(py::make_tuple(kind, event.connection,
-                                event.kind == Event::Kind::asked ? asked_of(event) : py::object(py::none())));
+    py::object asked = py::none(), part = py::none();
+    if (event.kind == Event::Kind::asked) asked = asked_of(event);
+    if (event.kind == Event::Kind::body) {
+      kind = "body";
+      part = py::make_tuple(py::bytes(event.bytes), event.is_last);
+    }
+    taken.append(py::make_tuple(kind, event.connection, std::move(asked), std::move(part)));
   }
   return taken;
 }
 
 void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<std::string, BucketOf>& buckets) {
   auto rules = std::make_shared<Rules>();
-  for (const auto& [id, secret, names] : tokens) {
-    Token token{id, secret, !names, {}};
+  for (const auto& [id, secret, names, access_key] : tokens) {
+    Token token{id, secret, access_key, !names, {}};
     if (names) token.buckets.insert(names->begin(), names->end());
+    if (!access_key.empty()) rules->keys[access_key] = static_cast<int>(rules->tokens.size());
     rules->tokens.push_back(std::move(token));
   }
   for (const auto& [name, bucket] : buckets) rules->buckets[name] = rule_of(bucket);
@@ -178,6 +190,7 @@ void bind_front(py::module_& module) {
       .def("pass_descriptor", &Front::pass, py::arg("connection"), py::arg("bucket"), py::arg("container"), py::arg("before") = "",
            py::arg("after") = "", release())
       .def_property_readonly("instance", [](const Front& front) { return py::bytes(front.instance()); })
+      .def("more", &Front::more, py::arg("connection"), py::arg("size_bytes"))
       .def("finish", &Front::finish, py::arg("connection"))
       .def("drop", &Front::drop, py::arg("connection"))
       .def("notify", &Front::notify, py::arg("connection"), py::arg("unsent_bytes_max"))

@@ -20,6 +20,7 @@ uint32_t block_from(std::optional<uint32_t> block) { return block.value_or(WHOLE
 void bind_records(py::module_& module) {
   py::class_<Found>(module, "Found")
       .def_readonly("version", &Found::version)
+      .def_readonly("attributes", &Found::attributes)
       .def_property_readonly("size_bytes", [](const Found& f) { return f.object.size_bytes; })
       .def_property_readonly("checked_s", [](const Found& f) { return f.object.checked_s; })
       .def_property_readonly("used_s", [](const Found& f) { return f.object.used_s; })
@@ -116,7 +117,7 @@ void bind_index(py::module_& module) {
       .def("held", &Index::held, py::arg("bucket"), py::arg("key"), py::arg("tag"), py::arg("block"), py::arg("now_s"),
            release())
       .def("learn", &Index::learn, py::arg("bucket"), py::arg("key"), py::arg("version"), py::arg("size_bytes"),
-           py::arg("absent"), py::arg("now_s"), release())
+           py::arg("absent"), py::arg("now_s"), py::arg("attributes") = "", release())
       .def("forget", &Index::forget, py::arg("bucket"), py::arg("key"), release())
       .def("forget_absent", &Index::forget_absent, py::arg("before_s"), release())
       .def("refresh", &Index::refresh, py::arg("bucket"), py::arg("prefix"), release())

@@ -45,6 +45,8 @@ examples:
   stoker cache serve --dir /var/cache/stoker --capacity 20GB --bucket train=/data/train
   stoker cache serve --listen 0.0.0.0:7070 --token s3cret-token --dir /ssd/cache --capacity 2TB \\
       --bucket images=s3://my-bucket/images --policy images=uniform
+  stoker cache serve --dir /var/cache/stoker --capacity 20GB --bucket train=/data/train \\
+      --key AKID:a-long-secret      then: aws --endpoint-url http://127.0.0.1:7070 s3 ls s3://train/
   stoker cache serve --config cache.toml
 
 The file says the same, and arguments beat it:
@@ -52,6 +54,7 @@ The file says the same, and arguments beat it:
   dir = "/ssd/cache"
   capacity = "2TB"
   tokens = ["s3cret-token", "other-token:images"]
+  keys = ["ACCESS:SECRET", "OTHER:ITS-SECRET:images"]   # for S3 clients
   [buckets.images]
   origin_url = "s3://my-bucket/images"
   policy = "uniform"        # lru (default) or uniform
@@ -75,6 +78,7 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     dir: str | None = None
     capacity: str | int | None = None
     tokens: list[str] = []
+    keys: list[str] = []
     buckets: dict[str, BucketSpec] = {}
     fleet: str = ""
     advertise: str = ""
@@ -122,6 +126,10 @@ def add_cache_parser(subparsers: Any) -> None:
     server.add_argument(
         "--token", metavar="TOKEN[:BUCKET,…]", action="append", default=[],
         help="who may read: everything, or only these buckets (repeats)",
+    )  # fmt: skip
+    server.add_argument(
+        "--key", metavar="ACCESS:SECRET[:BUCKET,…]", action="append", default=[],
+        help="the same for S3 clients, which sign with it (repeats)",
     )  # fmt: skip
     server.add_argument(
         "--policy",
@@ -187,6 +195,7 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         ),
         buckets=buckets,
         tokens=arguments.token or file.tokens,
+        keys=arguments.key or file.keys,
         environment=environment(),
         fleet=arguments.fleet or file.fleet,
         advertise=_advertised(arguments.advertise or file.advertise),

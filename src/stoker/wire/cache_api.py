@@ -51,11 +51,15 @@ LIST_LIMIT_MAX = 10_000
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """One object as the origin describes it. `version` names its content."""
+    """One object as the origin describes it. `version` names its content. `modified_s`: when it was written, seconds
+    since 1970; 0: nobody knows. `headers`: what the origin says of its content (its type, the user's own `x-amz-meta-`
+    fields); lists do not tell them."""
 
     key: str
     size_bytes: int
     version: str
+    modified_s: float = 0.0
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class ObjectPage(msgspec.Struct, frozen=True):
@@ -66,13 +70,15 @@ class ObjectPage(msgspec.Struct, frozen=True):
 
 
 class ObjectStat(msgspec.Struct, frozen=True):
-    """What is known of a key, and how many seconds ago the origin said so. An absent one has no version."""
+    """What is known of a key, and how many seconds ago the origin said so. An absent one has no version. `attributes`:
+    as Known has them."""
 
     key: str
     size_bytes: int
     version: str
     age_s: int
     is_absent: bool = False
+    attributes: str = ""
 
 
 class FleetMember(msgspec.Struct, frozen=True):

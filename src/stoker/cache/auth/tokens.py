@@ -1,11 +1,14 @@
-"""Static bearer tokens: `TOKEN` opens every bucket, `TOKEN:BUCKET,…` opens those."""
+"""Static bearer tokens and keys: `TOKEN` opens every bucket, `TOKEN:BUCKET,…` opens those; keys alike."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 
-from stoker.errors import AccessDenied, ConfigError
+from stoker.errors import ConfigError
+
+_ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")
 
 
 class Principal:
@@ -27,51 +30,88 @@ class Principal:
         return self.buckets is None or bucket in self.buckets
 
 
-class TokenAuth:
-    """The tokens of a server. Without any everyone is let in: only ever right on loopback."""
+UNPROVEN = Principal("unproven", frozenset())
+"""Until it is found out who asks."""
+_ANYONE_ID = -2
+_UNPROVEN_ID = -3
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._principals: list[tuple[str, Principal]] = []
+
+class TokenAuth:
+    """The bearer tokens of a server, and its keys: `ACCESS:SECRET` opens every bucket to who signs with it (AWS
+    signature, version 4), `ACCESS:SECRET:BUCKET,…` those. Without any of both everyone is let in: only ever right on
+    loopback."""
+
+    def __init__(self, tokens: Sequence[str], keys: Sequence[str] = ()) -> None:
+        self._principals: list[Principal] = []
+        self._secrets: list[tuple[str, str]] = []
+        self._of_key: dict[str, int] = {}
         for number, text in enumerate(tokens):
-            token, colon, names = text.partition(":")
-            buckets = frozenset(name.strip() for name in names.split(",") if name.strip())
-            if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:
+            self._add(f"token-{number + 1}", "", *_secret_and_buckets(f"token {number + 1}", text))
+        for number, text in enumerate(keys):
+            which = f"key {number + 1}"
+            access, _, rest = text.partition(":")
+            if not _ACCESS_KEY.fullmatch(access):
                 raise ConfigError(
-                    f"token {number + 1} must have 8 or more printable ASCII characters and no space"
+                    f"{which} is written ACCESS:SECRET or ACCESS:SECRET:BUCKET,BUCKET, where ACCESS has 3 to 128 "
+                    "letters, digits, '-', '_' or '.'"
                 )
-            if colon and not buckets:
-                raise ConfigError(
-                    f"token {number + 1} ends with ':' but names no bucket: write TOKEN:BUCKET,BUCKET"
-                )
-            self._principals.append((token, Principal(f"token-{number + 1}", buckets if colon else None)))
+            if access in self._of_key:
+                raise ConfigError(f"{which}: there is another key with the access key {access!r}")
+            self._of_key[access] = len(self._principals)
+            self._add(f"key-{access}", access, *_secret_and_buckets(which, rest))
         self._anyone = None if self._principals else Principal("anyone", None)
+
+    def _add(self, name: str, access: str, secret: str, buckets: frozenset[str] | None) -> None:
+        self._principals.append(Principal(name, buckets))
+        self._secrets.append((access, secret))
 
     @property
     def is_open(self) -> bool:
-        """Whether no token is needed."""
+        """Whether neither token nor key is needed."""
         return self._anyone is not None
 
-    def rules(self) -> list[tuple[int, str, list[str] | None]]:
-        """Each token's id and secret, and the buckets that it opens (None: all), for the front, which checks them."""
+    def rules(self) -> list[tuple[int, str, list[str] | None, str]]:
+        """Each credential's id and secret, the buckets that it opens (None: all), and its access key (empty for a
+        token), for the front, which checks them."""
         return [
-            (number, secret, None if principal.buckets is None else sorted(principal.buckets))
-            for number, (secret, principal) in enumerate(self._principals)
+            (number, secret, None if principal.buckets is None else sorted(principal.buckets), access)
+            for number, (principal, (access, secret)) in enumerate(
+                zip(self._principals, self._secrets, strict=True)
+            )
         ]
 
     def fleet_token(self) -> str | None:
         """What this server shows to the others of its fleet: the first token that opens everything."""
-        return next((secret for secret, principal in self._principals if principal.is_unrestricted), None)
+        pairs = zip(self._principals, self._secrets, strict=True)
+        return next((secret for who, (access, secret) in pairs if who.is_unrestricted and not access), None)
 
-    def principal(self, token: int) -> Principal:
-        """Who has proved the token of that id; a negative one stands for anyone, where no token is needed.
+    def secret_of(self, access_key: str) -> str | None:
+        """What those who use this access key sign with; None if there is no such key."""
+        number = self._of_key.get(access_key)
+        return None if number is None else self._secrets[number][1]
 
-        Raises AccessDenied for an id that is none.
-        """
-        if token < 0 and self._anyone is not None:
+    def principal_of_key(self, access_key: str) -> Principal:
+        """Who has proved that key. Raises KeyError."""
+        return self._principals[self._of_key[access_key]]
+
+    def principal(self, number: int) -> Principal:
+        """Who has proved the credential of that id: anyone, where none is needed; UNPROVEN where the front leaves it to
+        the back to find out, or the credential is not known any more."""
+        if number == _ANYONE_ID and self._anyone is not None:
             return self._anyone
-        if not 0 <= token < len(self._principals):
-            raise AccessDenied("the token is not known any more")
-        return self._principals[token][1]
+        return self._principals[number] if 0 <= number < len(self._principals) else UNPROVEN
+
+
+def _secret_and_buckets(which: str, text: str) -> tuple[str, frozenset[str] | None]:
+    secret, colon, names = text.partition(":")
+    buckets = frozenset(name.strip() for name in names.split(",") if name.strip())
+    if len(secret) < 8 or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ConfigError(f"{which} must have 8 or more printable ASCII characters and no space")
+    if colon and not buckets:
+        raise ConfigError(
+            f"{which} ends with ':' but names no bucket: write {which.split()[0].upper()}:BUCKET,BUCKET"
+        )
+    return secret, buckets if colon else None
 
 
 def check_listen(host: str, auth: TokenAuth) -> None:

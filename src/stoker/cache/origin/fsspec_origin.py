@@ -20,11 +20,13 @@ from urllib.parse import quote, unquote
 
 import fsspec
 
+from stoker.cache.origin.content import seconds_of
 from stoker.cache.origin.open import without_query, without_secrets
 from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
 from stoker.errors import ConfigError, ObjectNotFound, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
+_MODIFIED_FIELDS = ("LastModified", "last_modified", "Last-Modified", "mtime", "modified", "updated")
 _VERSION_FIELDS = (
     "ETag",
     "etag",
@@ -168,7 +170,7 @@ class FsspecOrigin:
     def _info(self, key: str, meta: dict[str, Any]) -> ObjectInfo:
         if meta.get("size") is None:
             raise OriginError(f"{self.url} does not tell how long {key!r} is: it cannot be cached")
-        return ObjectInfo(key, int(meta["size"]), _version(meta))
+        return ObjectInfo(key, int(meta["size"]), _version(meta), _modified_s(meta))
 
     def _read(self, key: str, start: int, stop: int) -> bytes:
         return bytes(self._files().cat_file(self._path(key), start=start, end=stop))
@@ -258,6 +260,18 @@ def _is_outage(cause: BaseException | None) -> bool:
     """Whether what is said not to be there could only not be asked for: fsspec's HTTP says the same of both."""
     is_web = cause is not None and type(cause).__module__.partition(".")[0] == "aiohttp"
     return is_web and getattr(cause, "status", None) not in _ABSENT_STATUSES
+
+
+def _modified_s(meta: dict[str, Any]) -> float:
+    for field in _MODIFIED_FIELDS:
+        mark = meta.get(field)
+        if isinstance(mark, datetime):
+            return mark.timestamp()
+        if isinstance(mark, (int, float)):
+            return float(mark)
+        if isinstance(mark, str) and mark:
+            return seconds_of(mark)
+    return 0.0
 
 
 def _version(meta: dict[str, Any]) -> str:

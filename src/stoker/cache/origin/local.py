@@ -152,7 +152,7 @@ class LocalOrigin:
     def _info(self, key: str, found: os.stat_result) -> ObjectInfo:
         if not stat.S_ISREG(found.st_mode):
             raise not_found(self.url, key)
-        return ObjectInfo(key, found.st_size, _version(found))
+        return _info_of(key, found)
 
     def _read(self, key: str, start: int, stop: int, version: str) -> bytes:
         fd = self._open(key)
@@ -242,9 +242,7 @@ class LocalOrigin:
             key.encode()
             if not entry.is_symlink():
                 found = entry.stat()
-                return (
-                    ObjectInfo(key, found.st_size, _version(found)) if stat.S_ISREG(found.st_mode) else None
-                )
+                return _info_of(key, found) if stat.S_ISREG(found.st_mode) else None
             return self._stat(key)
         except (FileNotFoundError, UnicodeEncodeError, ObjectNotFound, OriginError):
             return None
@@ -300,6 +298,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+def _info_of(key: str, found: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, found.st_size, _version(found), found.st_mtime)
 
 
 def _version(found: os.stat_result) -> str:

@@ -27,7 +27,7 @@ class MemoryOrigin:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Create or overwrite an object."""
         self._puts += 1
-        info = ObjectInfo(key, len(data), f"{self._puts}-{zlib.crc32(data):08x}")
+        info = ObjectInfo(key, len(data), f"{self._puts}-{zlib.crc32(data):08x}", float(self._puts))
         self._objects[key] = (info, data)
         return info
 

@@ -168,7 +168,7 @@ class ObstoreOrigin:
     async def open(self, key: str, stop: int) -> Opened:
         found = await self._ask(key, 0, stop)
         if found is not None:
-            info = ObjectInfo(key, found.size_bytes, found.version)
+            info = ObjectInfo(key, found.size_bytes, found.version, found.modified_s, found.headers)
             return Opened(info, await begun(self._counted(key, found)))
         self.counters.requests += 1
         try:
@@ -353,7 +353,8 @@ class ObstoreOrigin:
         return path
 
     def _info(self, meta: Any) -> ObjectInfo:
-        return ObjectInfo(meta["path"].removeprefix(self._prefix), int(meta["size"]), _version(meta))
+        key = meta["path"].removeprefix(self._prefix)
+        return ObjectInfo(key, int(meta["size"]), _version(meta), meta["last_modified"].timestamp())
 
     def _wrap(self, key: str, error: Exception) -> StokerError:
         if isinstance(error, (StokerError, asyncio.CancelledError)):

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from stoker.cache.origin.content import content_headers, seconds_of
 from stoker.cache.origin.http_gets import Connection, HttpGets
 from stoker.cache.origin.s3_signing import Credentials, Signer, is_plain
 from stoker.errors import OriginError
@@ -20,7 +21,8 @@ _DIGITS_MAX = 18
 class Found(NamedTuple):
     """What an answer says, and what it came on; `status` is 206, 404, 412 or 416, and only 206 has a body for us.
 
-    `start` and `stop`: the bytes of the object that come, which has `size_bytes` in all.
+    `start` and `stop`: the bytes of the object that come, which has `size_bytes` in all. `modified_s` and `headers`:
+    see ObjectInfo.
     """
 
     status: int
@@ -29,6 +31,8 @@ class Found(NamedTuple):
     start: int = 0
     stop: int = 0
     size_bytes: int = 0
+    modified_s: float = 0.0
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class DirectReads:
@@ -110,7 +114,9 @@ def _found(head: ResponseHead, connection: Connection) -> Found | None:
     first, _, last = span.partition("-")
     if unit != "bytes" or not all(n.isdecimal() and len(n) <= _DIGITS_MAX for n in (first, last, size)):
         return None
-    found = Found(206, connection, version, int(first), int(last) + 1, int(size))
+    modified_s = seconds_of(fields.get("last-modified", ""))
+    span_and_size = int(first), int(last) + 1, int(size)
+    found = Found(206, connection, version, *span_and_size, modified_s, content_headers(fields.items()))
     return found if connection.length_bytes == found.stop - found.start else None
 
 

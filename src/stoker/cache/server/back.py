@@ -18,6 +18,7 @@ from stoker.cache.server.engine import Engine
 from stoker.cache.server.fetches import Ticket, leave_all
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
 from stoker.cache.server.sending import send_block
+from stoker.cache.store.attributes import headers_of
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
 from stoker.wire.cache_api import ERROR_CODES, JSON, OWN_PREFIX, ErrorBody, code_of
@@ -163,11 +164,7 @@ def _begins(request: Request) -> bool:
 
 
 def _object_headers(known: Known) -> list[tuple[str, str]]:
-    return [
-        ("ETag", etag_of(known.version)),
-        ("Accept-Ranges", "bytes"),
-        ("Content-Type", "application/octet-stream"),
-    ]
+    return [("ETag", etag_of(known.version)), ("Accept-Ranges", "bytes"), *headers_of(known.attributes)]
 
 
 def _range(request: Request, known: Known, etag: str) -> ByteRange | None:

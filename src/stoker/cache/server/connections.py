@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from stoker._native import Front, Piece
 from stoker.cache.auth.tokens import TokenAuth
+from stoker.cache.server.body import BodyParts
 from stoker.cache.server.landing import Landing
 from stoker.cache.server.port import Answer, BatchHit, Request
 from stoker.cache.store.containers import ContainerFiles
@@ -133,6 +135,7 @@ class Connections:
         self._answer = answer
         self._on_broken = on_broken
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._bodies: dict[int, BodyParts] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._doubted: dict[int, asyncio.Future[None]] = {}
 
@@ -161,12 +164,21 @@ class Connections:
             self._waiting.pop(connection, None)
 
     def _take(self) -> None:
-        for kind, connection, asked in self.front.take(_TAKEN_AT_ONCE):
+        for kind, connection, asked, part in self.front.take(_TAKEN_AT_ONCE):
             if asked is not None:
-                method, target, headers, body, token, is_near = asked
-                request = Request(method, target, headers, body, self._auth.principal(token), is_near)
+                method, target, headers, body, token, is_near, body_bytes = asked
+                parts = None
+                if body_bytes:
+                    size_bytes = None if body_bytes < 0 else body_bytes
+                    parts = BodyParts(size_bytes, partial(self.front.more, connection))
+                    self._bodies[connection] = parts
+                principal = self._auth.principal(token)
+                request = Request(method, target, headers, body, principal, is_near, parts)
                 task = asyncio.get_running_loop().create_task(self._run(connection, request))
                 self._tasks[connection] = task
+            elif part is not None:
+                if (coming := self._bodies.get(connection)) is not None:
+                    coming.take(*part)
             elif kind == "broken":
                 self._doubt(connection)
             elif kind == "drained":
@@ -197,3 +209,4 @@ class Connections:
         finally:
             if self._tasks.get(connection) is asyncio.current_task():
                 del self._tasks[connection]
+                self._bodies.pop(connection, None)

@@ -14,6 +14,7 @@ from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
 from stoker.cache.server.lists import Lists
 from stoker.cache.server.questions import Questions
+from stoker.cache.store.attributes import attributes_of, checked
 from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
 from stoker.errors import ObjectNotFound, OriginError
@@ -123,7 +124,9 @@ class Metadata:
     def stat_of(self, known: Known) -> ObjectStat:
         """What to tell a peer."""
         age_s = max(0, self._store.now_s() - known.checked_s)
-        return ObjectStat(known.key, known.size_bytes, known.version, age_s, known.is_absent)
+        return ObjectStat(
+            known.key, known.size_bytes, known.version, age_s, known.is_absent, known.attributes
+        )
 
     def _learn(
         self,
@@ -134,6 +137,7 @@ class Metadata:
         *,
         is_absent: bool = False,
         checked_s: int | None = None,
+        attributes: str | None = None,
     ) -> Known:
         """Take in what was said about an object: for as long as it is good, if nobody has had it refreshed since it was
         asked; not at all, if a later question was answered before."""
@@ -148,6 +152,7 @@ class Metadata:
             info.size_bytes,
             is_absent=is_absent,
             checked_s=checked_s if refreshes == bucket.refreshes else 0,
+            attributes=_attributes(info, is_absent) if attributes is None else attributes,
         )
 
     async def page(
@@ -218,7 +223,13 @@ class Metadata:
                 checked_s = max(1, self._not_before_s, self._store.now_s() - said.age_s)
                 info = ObjectInfo(said.key, said.size_bytes, said.version)
                 return self._learn(
-                    bucket, number, info, asked.refreshes, is_absent=said.is_absent, checked_s=checked_s
+                    bucket,
+                    number,
+                    info,
+                    asked.refreshes,
+                    is_absent=said.is_absent,
+                    checked_s=checked_s,
+                    attributes=checked(said.attributes),
                 )
             try:
                 return await self._origin_says(asked, bucket, number)
@@ -265,3 +276,7 @@ class Metadata:
                     self._learn(bucket, number, info, refreshes)
                 return ObjectPage(found, found[-1].key if len(found) == limit else None)
         return ObjectPage([])
+
+
+def _attributes(info: ObjectInfo, is_absent: bool) -> str:
+    return "" if is_absent else attributes_of(info)

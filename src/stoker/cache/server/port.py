@@ -7,18 +7,21 @@ from typing import NamedTuple, Protocol
 
 from stoker._native import Piece
 from stoker.cache.auth.tokens import Principal
+from stoker.cache.server.body import BodyParts
 from stoker.cache.server.landing import Landing
 from stoker.wire.cache_api import HOPS, HOPS_MAX, ORIGIN
 from stoker.wire.cache_batch import DescriptorsWanted, ReadRequest
 
 
 class Request:
-    """A request that the front does not answer itself. Header names are in lower case.
+    """A request that the front does not answer itself. Header names are in lower case; the values of one that was sent
+    several times are separated by commas.
 
-    `is_near`: it came by a Unix socket, by which descriptors can be passed.
+    `is_near`: it came by a Unix socket, by which descriptors can be passed. `parts`: a body that comes as it is asked
+    for, instead of in `body`. `principal` UNPROVEN: who asks is still to be found out.
     """
 
-    __slots__ = ("body", "headers", "is_near", "method", "principal", "target")
+    __slots__ = ("body", "headers", "is_near", "method", "parts", "principal", "target")
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class Request:
         body: bytes,
         principal: Principal,
         is_near: bool = False,
+        parts: BodyParts | None = None,
     ) -> None:
         self.method = method
         self.target = target
@@ -35,6 +39,7 @@ class Request:
         self.body = body
         self.principal = principal
         self.is_near = is_near
+        self.parts = parts
 
     def header(self, name: bytes) -> str | None:
         """A header's value; None if it was not sent."""

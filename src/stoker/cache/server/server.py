@@ -77,6 +77,8 @@ class ServerSettings:
 
     buckets: Mapping[str, BucketSpec] = field(default_factory=dict)
     tokens: Sequence[str] = ()
+    keys: Sequence[str] = ()
+    """ACCESS:SECRET or ACCESS:SECRET:BUCKET,… for S3 clients."""
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
     environment: Mapping[str, str] = field(default_factory=dict)
     """Where origins look up AWS_* variables."""
@@ -115,7 +117,7 @@ class CacheServer:
         self._clock = SystemClock()
         self._rng = Rng(int(self._clock.wall() * 1e6))
         self._started_at = self._clock.now()
-        self._auth = TokenAuth(settings.tokens)
+        self._auth = TokenAuth(settings.tokens, settings.keys)
         self._engine: Engine | None = None
         self._front: Front | None = None
         self._connections: Connections | None = None

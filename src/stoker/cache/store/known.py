@@ -9,7 +9,8 @@ from stoker._native import Found
 
 class Known(NamedTuple):
     """A version of an object. `bucket` is its number in the index, and `tag` stands for the version there: 0, nothing
-    can be held of it. `checked_s` is when the origin last said so, seconds since 1970; 0: it must be asked."""
+    can be held of it. `checked_s` is when the origin last said so, seconds since 1970; 0: it must be asked.
+    `attributes`: what is told of the object besides, see `attributes.py`."""
 
     bucket: int
     key: str
@@ -18,6 +19,7 @@ class Known(NamedTuple):
     tag: int
     checked_s: int
     is_absent: bool = False
+    attributes: str = ""
 
 
 def is_held(found: Found, block: int) -> bool:

@@ -122,6 +122,7 @@ class Store:
         *,
         is_absent: bool = False,
         checked_s: int | None = None,
+        attributes: str = "",
     ) -> Known:
         """Take in what the origin says. What is held of another version is given up.
 
@@ -131,7 +132,7 @@ class Store:
         before = None
         try:
             before = self.index.find(bucket, key, True)
-            is_new = self.index.learn(bucket, key, version, size_bytes, is_absent, checked_s)
+            is_new = self.index.learn(bucket, key, version, size_bytes, is_absent, checked_s, attributes)
             if is_new and before is not None:
                 self._release(bucket, key, before)
             found = self.index.find(bucket, key)
@@ -141,7 +142,7 @@ class Store:
             if before is not None and not self._is_known(bucket, key):
                 self._release(bucket, key, before)  # it was given up: what it was is not true any more
         if found is None or found.version != version:
-            return Known(bucket, key, version, size_bytes, 0, checked_s, is_absent)
+            return Known(bucket, key, version, size_bytes, 0, checked_s, is_absent, attributes)
         return _known(bucket, key, found)
 
     async def forget_absent(self) -> int:
@@ -288,4 +289,13 @@ class Store:
 
 
 def _known(bucket: int, key: str, found: Found) -> Known:
-    return Known(bucket, key, found.version, found.size_bytes, found.tag, found.checked_s, found.is_absent)
+    return Known(
+        bucket,
+        key,
+        found.version,
+        found.size_bytes,
+        found.tag,
+        found.checked_s,
+        found.is_absent,
+        found.attributes,
+    )

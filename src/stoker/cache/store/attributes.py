@@ -1,0 +1,47 @@
+"""What is told of an object besides its content and version, as the index keeps it: lines of headers, which the front
+sends as they are. Pure."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+from stoker.wire.cache_api import ObjectInfo
+
+ATTRIBUTES_BYTES_MAX = 6144
+_TIMES = range(253402300800)
+"""Seconds since 1970, until the year 9999."""
+CONTENT_TYPE = "application/octet-stream"
+
+
+def attributes_of(info: ObjectInfo) -> str:
+    """The lines for an object, each with its end; none for an absent one."""
+    modified_s = int(info.modified_s)
+    lines = [f"Last-Modified: {http_date(modified_s)}"] if modified_s in _TIMES else []
+    lines += [f"{name}: {value}" for name, value in info.headers]
+    return checked("".join(f"{line}\r\n" for line in lines))
+
+
+def http_date(seconds: float) -> str:
+    """As HTTP says it."""
+    return formatdate(seconds, usegmt=True)
+
+
+def checked(attributes: str) -> str:
+    """They themselves, if they are lines of headers that can be sent as they are; else nothing."""
+    if len(attributes) > ATTRIBUTES_BYTES_MAX or not attributes.isascii():
+        return ""
+    lines = attributes.split("\r\n")
+    is_whole = lines[-1] == "" and all(line.isprintable() and ": " in line for line in lines[:-1])
+    return attributes if is_whole else ""
+
+
+def headers_of(attributes: str) -> list[tuple[str, str]]:
+    """The same as headers, with the type of the content where that is not said."""
+    headers: list[tuple[str, str]] = []
+    for line in attributes.split("\r\n"):
+        name, _, value = line.partition(": ")
+        if name:
+            headers.append((name, value))
+    if not any(name == "content-type" for name, _ in headers):
+        headers.append(("Content-Type", CONTENT_TYPE))
+    return headers
