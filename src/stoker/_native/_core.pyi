@@ -279,6 +279,8 @@ class FrontSettings:
     idle_s: float
     send_s: float
     egress_bytes_per_s: float
+    domains: list[str]
+    """Below which the host of a request names its bucket: what the back answers."""
     connection_bytes_per_s: float
     passing_max: int
     threads: int
@@ -360,8 +362,8 @@ class Front:
     headers, body, id of the token (-2 where none is needed, -3 where the back is to find out), whether it came by a
     Unix socket, and the bytes of a body that comes in parts (-1: nobody knows how many); `("gone", connection, None,
     None)` for one that was asked of or waited for, `("drained", connection, None, None)` after `notify`, `("broken",
-    container, None, None)` where a file cannot be read or is too short, `("body", connection, None, (bytes, whether they are the
-    last))` after `more`. A connection that is gone hears nothing.
+    container, None, None)` where a file cannot be read or is too short, `("body", connection, None, (bytes, whether they
+    are the last))` after `more`. A connection that is gone hears nothing.
     """
 
     def __init__(self, index: Index, files: Files, settings: FrontSettings) -> None: ...

@@ -71,6 +71,7 @@ class Connection {
   bool is_streaming() const { return state_ == State::back && is_streamed_ && window_bytes_ != 0; }
   void dispatch(double now_s);
   bool answer_hit();
+  bool names_bucket_by_host() const;
   const std::string* headers_of(const Object& object, uint16_t bucket);
   bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string& head);
   void refuse(int status, const char* code, const std::string& message, double now_s);

@@ -14,6 +14,7 @@ constexpr size_t COPY_MAX = 2 * 1024;  // up to here a copy is cheaper than send
 bool Connection::answer_hit() {
   const bool is_head = head_.method == "HEAD";
   if ((!is_head && head_.method != "GET") || head_.is_conditional || head_.is_refreshing) return false;
+  if (names_bucket_by_host()) return false;
   if (!split_target(head_.target, target_) || !rules_->may_read(principal_, target_.bucket)) return false;
   const auto rule = rules_->buckets.find(target_.bucket);
   if (rule == rules_->buckets.end()) return false;
@@ -41,6 +42,19 @@ bool Connection::answer_hit() {
   else if (!put_piece(object, range.start, range.stop, head)) return false;
   loop_.count_hit(rule->second.number, is_head ? 0 : range.stop - range.start);
   return true;
+}
+
+bool Connection::names_bucket_by_host() const {
+  if (front_.settings_.domains.empty()) return false;
+  for (const Header& header : head_.headers) {
+    if (!equals_ignoring_case(header.name, "host")) continue;
+    const std::string_view host = header.value.substr(0, header.value.find(':'));
+    for (const std::string& domain : front_.settings_.domains)
+      if (host.size() > domain.size() && equals_ignoring_case(host.substr(host.size() - domain.size()), domain) &&
+          host[host.size() - domain.size() - 1] == '.')
+        return true;
+  }
+  return false;
 }
 
 // Nothing if it is another version by now, or the version cannot be read.

@@ -37,6 +37,7 @@ struct FrontSettings {
   double egress_bytes_per_s = 0;      // of data, all connections together; 0: no limit
   double connection_bytes_per_s = 0;  // of data, each connection
   int64_t passing_max = 1024;  // descriptors that are on their way to readers
+  std::vector<std::string> domains;  // below which a host names a bucket, in lower case: for the back
   int threads = 1;
 };
 

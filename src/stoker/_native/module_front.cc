@@ -140,6 +140,7 @@ void bind_front(py::module_& module) {
       .def_readwrite("egress_bytes_per_s", &FrontSettings::egress_bytes_per_s)
       .def_readwrite("connection_bytes_per_s", &FrontSettings::connection_bytes_per_s)
       .def_readwrite("passing_max", &FrontSettings::passing_max)
+      .def_readwrite("domains", &FrontSettings::domains)
       .def_readwrite("threads", &FrontSettings::threads);
   py::class_<Figures>(module, "Figures")
       .def_readonly("accepted", &Figures::accepted)

@@ -35,13 +35,18 @@ def parse_http_range(header: str, size_bytes: int) -> ByteRange | None:
     if first == "":
         if last == "":
             return None
-        suffix = int(last)
+        suffix = _number(last)
         if suffix == 0 or size_bytes == 0:
             raise UnsatisfiableRange(f"{header!r} of {size_bytes} bytes")
         return ByteRange(max(0, size_bytes - suffix), size_bytes)
-    start = int(first)
-    if last != "" and int(last) < start:
+    start = _number(first)
+    if last != "" and _number(last) < start:
         return None
     if start >= size_bytes:
         raise UnsatisfiableRange(f"{header!r} of {size_bytes} bytes")
-    return ByteRange(start, size_bytes if last == "" else min(int(last) + 1, size_bytes))
+    return ByteRange(start, size_bytes if last == "" else min(_number(last) + 1, size_bytes))
+
+
+def _number(digits: str) -> int:
+    """What is beyond all sizes may be as long as it likes."""
+    return int(digits) if len(digits) <= 18 else 10**18

@@ -79,6 +79,7 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     capacity: str | int | None = None
     tokens: list[str] = []
     keys: list[str] = []
+    s3_domains: list[str] = []
     buckets: dict[str, BucketSpec] = {}
     fleet: str = ""
     advertise: str = ""
@@ -130,6 +131,10 @@ def add_cache_parser(subparsers: Any) -> None:
     server.add_argument(
         "--key", metavar="ACCESS:SECRET[:BUCKET,…]", action="append", default=[],
         help="the same for S3 clients, which sign with it (repeats)",
+    )  # fmt: skip
+    server.add_argument(
+        "--s3-domain", metavar="DOMAIN", action="append", default=[],
+        help="S3 clients may ask BUCKET.DOMAIN for what is in a bucket (repeats)",
     )  # fmt: skip
     server.add_argument(
         "--policy",
@@ -196,6 +201,7 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         buckets=buckets,
         tokens=arguments.token or file.tokens,
         keys=arguments.key or file.keys,
+        s3_domains=[name.lower() for name in arguments.s3_domain or file.s3_domains],
         environment=environment(),
         fleet=arguments.fleet or file.fleet,
         advertise=_advertised(arguments.advertise or file.advertise),

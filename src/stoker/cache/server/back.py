@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-
 import msgspec
 
-from stoker._native import Piece
 from stoker.base.ranges import ByteRange, UnsatisfiableRange, parse_http_range
 from stoker.cache.auth.tokens import Principal
-from stoker.cache.layout import BlockSpan, split
 from stoker.cache.server.admin import Admin
 from stoker.cache.server.batch import BatchReader
 from stoker.cache.server.buckets import Bucket, check_origin
 from stoker.cache.server.engine import Engine
-from stoker.cache.server.fetches import Ticket, leave_all
+from stoker.cache.server.objects import Objects
 from stoker.cache.server.port import Answer, Request, hops_of, is_refreshing, origin_of
-from stoker.cache.server.sending import send_block
+from stoker.cache.server.s3.face import S3Face
 from stoker.cache.store.attributes import headers_of
 from stoker.cache.store.known import Known
 from stoker.errors import AccessDenied, ConfigError, ObjectChanged, ObjectNotFound, StokerError
 from stoker.wire.cache_api import ERROR_CODES, JSON, OWN_PREFIX, ErrorBody, code_of
 from stoker.wire.http import etag_of, split_target, version_of
 
-LOOK_AHEAD_BLOCKS = 4
-
 
 class CacheBack:
     """Answers for one engine."""
 
-    def __init__(self, engine: Engine, admin: Admin) -> None:
+    def __init__(self, engine: Engine, admin: Admin, objects: Objects, s3: S3Face) -> None:
         self._engine = engine
         self._admin = admin
         self._batch = BatchReader(engine)
+        self._objects = objects
+        self._s3 = s3
 
     async def answer(self, request: Request, answer: Answer) -> None:
         try:
             if request.target.startswith(OWN_PREFIX.encode()):
                 await self._own(request, answer)
+            elif self._s3.is_for(request):
+                await self._s3.answer(request, answer)
             else:
                 await self._object(request, answer)
         except UnsatisfiableRange as error:
@@ -95,48 +92,12 @@ class CacheBack:
             answer.finish()
             return True
         try:
-            await self._stream(bucket, known, part, answer, hops)
+            await self._objects.send(bucket, known, part, answer, lambda: _start(answer, known, part), hops)
         except ObjectChanged:
             if answer.has_started or wanted is not None:
                 raise
             return False
         return True
-
-    async def _stream(
-        self, bucket: Bucket, known: Known, part: ByteRange | None, answer: Answer, hops: int
-    ) -> None:
-        start, stop = part or (0, known.size_bytes)
-        spans = deque(split(start, stop, self._engine.block_size_bytes))
-        coming: deque[tuple[BlockSpan, asyncio.Task[Piece | Ticket]]] = deque()
-        is_hit = True
-
-        def begin() -> None:
-            if not answer.has_started:
-                _start(answer, known, part)
-
-        try:
-            while spans or coming:
-                # A reader that has taken nothing yet may never take anything.
-                ahead = LOOK_AHEAD_BLOCKS if answer.has_started else 2
-                if self._engine.is_short_of_memory:
-                    ahead = 1
-                while spans and len(coming) < ahead:
-                    span = spans.popleft()
-                    block = self._engine.block(known, span.index, hops)
-                    coming.append((span, asyncio.ensure_future(block)))
-                span, task = coming[0]
-                found = await task
-                is_hit = is_hit and not isinstance(found, Ticket)
-                await send_block(self._engine, known, span, found, answer, begin, hops)
-                coming.popleft()
-                if isinstance(found, Ticket):
-                    found.leave()
-                await answer.drain()
-        finally:
-            await leave_all([task for _, task in coming], lambda found: found)
-        begin()
-        answer.finish()
-        bucket.count(stop - start, is_hit=is_hit)
 
     def _error(self, answer: Answer, code: str, message: str) -> None:
         body = msgspec.json.encode(ErrorBody(code, message))

@@ -36,8 +36,10 @@ from stoker.cache.server.listening import (
     passing_max,
     raise_file_limit,
 )
+from stoker.cache.server.objects import Objects
 from stoker.cache.server.orders import Orders
 from stoker.cache.server.peers import Peers
+from stoker.cache.server.s3.face import S3Face, S3Settings
 from stoker.cache.server.summaries import EVERY_S, Summaries
 from stoker.cache.server.trim import Trim
 from stoker.cache.store.store import Store
@@ -79,6 +81,8 @@ class ServerSettings:
     tokens: Sequence[str] = ()
     keys: Sequence[str] = ()
     """ACCESS:SECRET or ACCESS:SECRET:BUCKET,… for S3 clients."""
+    s3_domains: Sequence[str] = ()
+    """In lower case; S3 clients may name a bucket by their host, `BUCKET.DOMAIN`."""
     block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
     environment: Mapping[str, str] = field(default_factory=dict)
     """Where origins look up AWS_* variables."""
@@ -271,6 +275,7 @@ class CacheServer:
         limits.connections_max = connections_max()
         limits.passing_max = passing_max()
         limits.egress_bytes_per_s = self._settings.egress_bytes_per_s
+        limits.domains = list(self._settings.s3_domains)
         limits.connection_bytes_per_s = self._settings.connection_bytes_per_s
         self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
         for listener in listeners:
@@ -295,7 +300,9 @@ class CacheServer:
             lambda: self._clock.now() - self._started_at,
             self._notes,
         )
-        back = CacheBack(engine, admin)
+        objects = Objects(engine)
+        settings = S3Settings(self._settings.s3_domains, engine.fleet.me.name)
+        back = CacheBack(engine, admin, objects, S3Face(engine, objects, self._auth, self._clock, settings))
         self._connections = Connections(
             front, engine.store.files, self._auth, back.answer, engine.store.doubt
         )
