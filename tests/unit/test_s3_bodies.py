@@ -269,6 +269,11 @@ def test_unsigned_chunks(sent: bytes, code: str) -> None:
     assert refusal(body_of({**sized(4), **CRC}, UNSIGNED_TRAILER, None), sent)[0] == code
 
 
+def test_a_chunk_that_is_longer_than_it_says() -> None:
+    body = body_of(sized(3), UNSIGNED_TRAILER, None)
+    assert refusal(body, b"3\r\ndata\r\n0\r\n\r\n") == ("IncompleteBody", b"dat")
+
+
 def test_more_than_was_announced_is_never_given_out() -> None:
     body = body_of({**sized(4), **CRC}, UNSIGNED_TRAILER, None)
     assert refusal(body, b"5\r\ndata!") == ("IncompleteBody", b"")
