@@ -131,6 +131,17 @@ def test_a_marker_below_a_common_prefix_skips_it_at_once() -> None:
     assert origin.asked == 2
 
 
+def test_a_name_that_would_be_too_long_is_not_asked_for() -> None:
+    folder = "f" * 1020 + "/"
+    origin = Origin([f"{folder}a", f"{folder}b", f"{folder}c", "g"], page_size=1)
+    lister = Lister("", "/", "", 1000)
+    lister.feed([ObjectInfo(f"{folder}a", 1, "v")], is_last=False)
+    assert lister.ask is not None
+    assert lister.ask.after == f"{folder}a"
+    page = origin.serve(Lister("", "/", "", 1000))
+    assert (page.common_prefixes, len(page.objects)) == ([folder], 1)
+
+
 def test_no_more_is_asked_for_than_is_needed() -> None:
     origin = Origin([f"{number:05}" for number in range(3000)])
     page = origin.serve(Lister("", "", "", 10))

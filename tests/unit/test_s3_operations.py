@@ -225,6 +225,12 @@ def test_whatever_comes_is_understood_or_refused(
         ("PUT", "/b?versioning", "NotImplemented"),
         ("PUT", "/b?lifecycle", "NotImplemented"),
         ("DELETE", "/b?cors", "NotImplemented"),
+        ("DELETE", "/b?what-comes-later", "NotImplemented"),
+        ("PUT", "/b?what-comes-later", "NotImplemented"),
+        ("POST", "/b?delete&what-comes-later", "NotImplemented"),
+        ("DELETE", "/b/k?what-comes-later", "NotImplemented"),
+        ("PUT", "/b/k?encryption", "NotImplemented"),
+        ("POST", "/b/k?uploads&what-comes-later", "NotImplemented"),
         ("GET", "/b/k?tagging", "NotImplemented"),
         ("GET", "/b/k?attributes", "NotImplemented"),
         ("PUT", "/b/k?acl", "NotImplemented"),
@@ -338,6 +344,11 @@ def test_more_than_a_thousand_keys_are_a_thousand() -> None:
         operation = asked("GET", f"/b?max-keys={said}")
         assert isinstance(operation, ops.ListObjects)
         assert operation.max_keys == expected
+
+
+def test_fields_that_mean_nothing_are_passed_over_in_writes() -> None:
+    for method, target in (("PUT", "/abc"), ("DELETE", "/abc"), ("PUT", "/abc/k"), ("DELETE", "/abc/k")):
+        assert asked(method, f"{target}?x-id=Any&X-Amz-Signature=s&x-own=1&AWSAccessKeyId=a").bucket == "abc"
 
 
 def test_the_first_of_repeated_fields_counts_and_unknown_ones_are_passed_over() -> None:

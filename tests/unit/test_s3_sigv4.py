@@ -213,6 +213,49 @@ def test_nothing_that_was_signed_can_be_changed(data: st.DataObject) -> None:
         proved(other)
 
 
+ANY = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [
+            b"AWS4-HMAC-SHA256 Credential=A/20260102/r/s3/aws4_request, SignedHeaders=host, Signature=",
+            b"AWS4-HMAC-SHA256 Credential=ALICE/20260102/r/s3/aws4_request,SignedHeaders=host;\xff,Signature=\xff",
+            b"20260102T030405Z",
+            b"Fri, 02 Jan 2026 03:04:05 GMT",
+        ]
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                b"authorization",
+                b"host",
+                b"date",
+                b"x-amz-date",
+                b"x-amz-content-sha256",
+                b"x-amz-security-token",
+            ]
+        ),
+        ANY,
+    ),
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"X-Amz-Date", b"X-Amz-Credential", b"X-Amz-Expires", b"X-Amz-Signature", b"a"]),
+            ANY,
+        )
+    ),
+)
+def test_whatever_comes_is_refused_in_words(
+    headers: dict[bytes, bytes], fields: list[tuple[bytes, bytes]]
+) -> None:
+    query = b"&".join(name + b"=" + value for name, value in fields)
+    with pytest.raises(S3Refusal):
+        proved(Head("GET", b"/b/k?" + query, headers))
+
+
 def test_keys_are_derived_once_for_those_who_proved_themselves_and_are_bounded() -> None:
     keys = SigningKeys(keys_max=2)
     with pytest.raises(S3Refusal):

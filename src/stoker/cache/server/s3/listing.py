@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from stoker.cache.auth.s3_refusal import S3Refusal
+from stoker.cache.server.s3.operation_fields import KEY_BYTES_MAX
 from stoker.cache.server.s3.operation_types import (
     LIST_MAX,
     Listing,
@@ -114,8 +115,9 @@ class Lister:
 
 def _behind(common_prefix: str, key: str) -> str:
     """A name behind all that lie below the prefix but those that begin with the highest character, and not before
-    `key`."""
-    return max(common_prefix + HIGHEST, key)
+    `key`; `key` where it would be too long for a name."""
+    behind = max(common_prefix + HIGHEST, key)
+    return behind if len(behind.encode()) <= KEY_BYTES_MAX else key
 
 
 def lister_of(operation: Listing) -> Lister:

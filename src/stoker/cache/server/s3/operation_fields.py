@@ -24,6 +24,7 @@ _KEPT = (
 _OVERRIDES = (
     "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires",
 )  # fmt: skip
+_SIGNED_BY = ("AWSAccessKeyId", "Signature", "Expires")
 _NOT_HERE = {
     b"x-amz-server-side-encryption-customer-algorithm": "Encryption with the customer's key",
     b"x-amz-copy-source-server-side-encryption-customer-algorithm": "Encryption with the customer's key",
@@ -48,6 +49,13 @@ class Query:
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields
+
+    def refuse_others(self, *names: str) -> None:
+        """Refuse what may stand for an operation that is not known here: it must not be done as if it did not. Fields
+        of signatures, and those that begin with `x-`, mean nothing. Raises S3Refusal."""
+        for name in self._fields:
+            if name not in names and not name.lower().startswith("x-") and name not in _SIGNED_BY:
+                raise S3Refusal("NotImplemented", f"?{name[:100]} is not implemented by this cache")
 
     def text(self, name: str) -> str:
         """Its value; empty, if it is not there."""

@@ -60,6 +60,7 @@ def operation_of(head: Head, domains: Sequence[str] = ()) -> ops.Operation:
     name = bucket_name(bucket)
     if head.method in ("GET", "HEAD"):
         return _read(head, fields, name, key)
+    fields.refuse_others("uploads", "uploadId", "partNumber", "versionId")
     if head.method == "PUT":
         return _put(head.headers, fields, name, key)
     if head.method == "POST":
@@ -102,9 +103,8 @@ def _of_bucket(method: str, fields: Query, bucket: str) -> ops.Operation:
         return _get_bucket(fields, bucket)
     if method == "HEAD":
         return ops.HeadBucket(bucket=bucket)
+    fields.refuse_others("delete" if method == "POST" else "")
     if method == "PUT":
-        if "versioning" in fields:
-            raise not_implemented("PutBucketVersioning")
         return ops.CreateBucket(bucket=new_bucket_name(bucket))
     if method == "DELETE":
         return ops.DeleteBucket(bucket=bucket)
