@@ -342,6 +342,17 @@ def test_a_plain_body_with_another_checksum() -> None:
     assert refusal(body_of(headers, Payload(PayloadMode.UNSIGNED), None), b"data")[0] == "BadDigest"
 
 
+def test_checksums_of_an_object_that_is_completed_are_not_those_of_the_body() -> None:
+    headers = {b"content-length": b"4", b"x-amz-checksum-crc32": b"AAAAAA==-3"}
+    assert (
+        read(body_of(headers, Payload(PayloadMode.UNSIGNED), None, has_own_checksums=False), b"data")
+        == b"data"
+    )
+    headers[b"content-md5"] = said("content-md5", b"date").encode()
+    body = body_of(headers, Payload(PayloadMode.UNSIGNED), None, has_own_checksums=False)
+    assert refusal(body, b"data")[0] == "BadDigest"
+
+
 def test_a_header_and_a_trailer_that_say_different_things() -> None:
     headers = {**sized(4), **CRC, b"x-amz-checksum-crc32c": said("crc32c", b"date").encode()}
     body = body_of(headers, UNSIGNED_TRAILER, None)

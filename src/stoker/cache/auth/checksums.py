@@ -94,11 +94,15 @@ class Checksums:
         return made
 
 
-def checksums_of(headers: Mapping[bytes, bytes]) -> Checksums:
-    """Those that a request's headers give (names in lower case). Raises S3Refusal."""
+def checksums_of(headers: Mapping[bytes, bytes], are_of_body: bool = True) -> Checksums:
+    """Those that a request's headers give of its body (names in lower case).
+
+    `are_of_body` False: its `x-amz-checksum-…` are not of the body, only `Content-MD5` is. Raises S3Refusal.
+    """
     checksums = Checksums()
     for raw, value in headers.items():
         name = raw.decode("latin-1")
-        if name == _MD5 or (name.startswith(PREFIX) and name.removeprefix(PREFIX) in MAKERS):
+        is_checksum = name.startswith(PREFIX) and name.removeprefix(PREFIX) in MAKERS
+        if name == _MD5 or (is_checksum and are_of_body):
             checksums.expect(name, value.decode("latin-1"))
     return checksums

@@ -66,6 +66,10 @@ class ChunkSigning(NamedTuple):
     scope: Scope
     signature: str
 
+    def __repr__(self) -> str:
+        # The key is a secret for as long as its day.
+        return f"ChunkSigning(key=…, scope={self.scope}, signature={self.signature})"
+
 
 class Proof(NamedTuple):
     """Who has signed, and what of the request. `chunks` is for bodies that are signed in chunks."""

@@ -74,10 +74,19 @@ class Body:
         return self._checksums.values()
 
 
-def body_of(headers: Mapping[bytes, bytes], payload: Payload, signing: ChunkSigning | None) -> Body:
+def body_of(
+    headers: Mapping[bytes, bytes],
+    payload: Payload,
+    signing: ChunkSigning | None,
+    has_own_checksums: bool = True,
+) -> Body:
     """How a request's body is to be read. `payload` and `signing`: of its `Proof`; one that is not signed has
-    `Payload(PayloadMode.UNSIGNED)`, or what `payload_of` says of its header, and no signing. Raises S3Refusal."""
-    checksums = checksums_of(headers)
+    `Payload(PayloadMode.UNSIGNED)`, or what `payload_of` says of its header, and no signing.
+
+    `has_own_checksums` False: checksums in the headers are of the object, as with CompleteMultipartUpload, whose body
+    is a list of parts. Raises S3Refusal.
+    """
+    checksums = checksums_of(headers, has_own_checksums)
     if payload.mode not in _IS_SIGNED:
         return Body(checksums, None, payload.sha256, _length(headers, b"content-length"))
     if _IS_SIGNED[payload.mode] and signing is None:
