@@ -29,6 +29,7 @@ from stoker.cache.server.s3.operation_types import (
     GetBucketLocation,
     ListBuckets,
     Listing,
+    ListMultipartUploads,
     ListObjects,
     ListObjectsV2,
     ListObjectVersions,
@@ -222,6 +223,55 @@ def test_the_list_of_parts() -> None:
     found = parsed("ListParts", results.parts_document(none, parts, OWNER))
     assert not found["IsTruncated"]
     assert "Parts" not in found
+
+
+def listed_uploads(keys: list[tuple[str, str]], **arguments: Any) -> Any:
+    uploads = [results.StoredUpload(key, upload_id, 7) for key, upload_id in keys]
+    operation = ListMultipartUploads(bucket="b", **arguments)
+    return parsed("ListMultipartUploads", results.uploads_document(operation, uploads, OWNER))
+
+
+def test_the_list_of_uploads() -> None:
+    found = listed_uploads([(ODD, "u2"), (ODD, "u1"), ("p/1", "u3"), ("p/2", "u4")], delimiter="/")
+    assert [(one["Key"], one["UploadId"]) for one in found["Uploads"]] == [(ODD, "u1"), (ODD, "u2")]
+    assert found["Uploads"][0]["Initiated"].timestamp() == 7
+    assert found["Uploads"][0]["Owner"]["ID"] == found["Uploads"][0]["Initiator"]["ID"] == "id"
+    assert found["CommonPrefixes"] == [{"Prefix": "p/"}]
+    assert (found["IsTruncated"], found["MaxUploads"]) == (False, 1000)
+    assert not listed_uploads([("a", "u")], max_keys=0)["IsTruncated"]
+    assert "Uploads" not in listed_uploads([("a", "u")], key_marker="a")
+    assert len(listed_uploads([("a", "u"), ("a", "v")], key_marker="a", upload_id_marker="u")["Uploads"]) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "a/", "a/1", "a/2", "b", "pa", "p/a"]), st.sampled_from("uvw")),
+        unique=True,
+    ),
+    st.sampled_from(["", "a", "p"]),
+    st.sampled_from(["", "/"]),
+    st.integers(1, 3),
+)
+def test_each_upload_is_listed_once(
+    keys: list[tuple[str, str]], prefix: str, delimiter: str, max_keys: int
+) -> None:
+    found: list[Any] = []
+    marks = {"key_marker": "", "upload_id_marker": ""}
+    while True:
+        page = listed_uploads(keys, prefix=prefix, delimiter=delimiter, max_keys=max_keys, **marks)
+        found += [(one["Key"], one["UploadId"]) for one in page.get("Uploads", [])]
+        found += [one["Prefix"] for one in page.get("CommonPrefixes", [])]
+        if not page["IsTruncated"]:
+            break
+        marks = {"key_marker": page["NextKeyMarker"], "upload_id_marker": page["NextUploadIdMarker"]}
+    expected: set[Any] = set()
+    for key, upload_id in keys:
+        if key.startswith(prefix):
+            head, slash, _ = key[len(prefix) :].partition(delimiter or "\0")
+            expected.add(prefix + head + slash if slash else (key, upload_id))
+    assert len(found) == len(expected)
+    assert set(found) == expected
 
 
 @pytest.mark.parametrize("code", STATUSES)

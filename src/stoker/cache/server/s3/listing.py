@@ -103,14 +103,17 @@ class Lister:
         return Page(self._objects, self._prefixes, self._is_truncated, last, self._last_is_prefix)
 
     def _entry_of(self, key: str) -> str:
-        if not self._delimiter:
-            return key
-        at = key.find(self._delimiter, len(self._prefix))
-        return key if at < 0 else key[: at + len(self._delimiter)]
+        return entry_of(key, self._prefix, self._delimiter)
 
     def _ends(self, entry: str) -> bool:
         """Whether a name that is its own entry is a common prefix all the same: it ends with the delimiter."""
         return bool(self._delimiter) and entry.find(self._delimiter, len(self._prefix)) >= 0
+
+
+def entry_of(key: str, prefix: str, delimiter: str) -> str:
+    """The entry that a key with that prefix belongs to: its common prefix, or itself."""
+    at = key.find(delimiter, len(prefix)) if delimiter else -1
+    return key if at < 0 else key[: at + len(delimiter)]
 
 
 def _behind(common_prefix: str, key: str) -> str:

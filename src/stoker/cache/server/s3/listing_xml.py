@@ -34,7 +34,7 @@ Describe = Callable[[ObjectInfo], Described]
 
 def list_document(operation: Listing, page: Page, describe: Describe, owner: Owner) -> bytes:
     """The answer to ListObjects, ListObjectsV2 or ListObjectVersions."""
-    encode = _encoded if operation.is_url_encoded else str
+    encode = encoded if operation.is_url_encoded else str
     said = owner_element(owner)
     if isinstance(operation, ListObjects):
         name, own = "ListBucketResult", _own_v1(operation, page, encode)
@@ -112,5 +112,6 @@ def owner_element(owner: Owner, name: str = "Owner") -> str:
     return f"<{name}>{element('ID', owner.id)}{element('DisplayName', owner.name)}</{name}>"
 
 
-def _encoded(text: str) -> str:
+def encoded(text: str) -> str:
+    """A name percent-encoded, as `encoding-type=url` asks for it."""
     return quote(text, safe="/-_.~")

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import quote
 
 from stoker.cache.auth.checksums import PREFIX
 from stoker.cache.auth.s3_refusal import S3Refusal
 from stoker.cache.server.s3.headers import quoted_etag
-from stoker.cache.server.s3.listing_xml import Owner, owner_element
+from stoker.cache.server.s3.listing import HIGHEST, entry_of
+from stoker.cache.server.s3.listing_xml import Owner, encoded, owner_element
 from stoker.cache.server.s3.operation_types import (
     CreateMultipartUpload,
     GetBucketLocation,
     ListBuckets,
+    ListMultipartUploads,
     ListParts,
     OfUpload,
 )
@@ -32,6 +33,14 @@ class StoredPart(NamedTuple):
     size_bytes: int
     modified_s: float
     checksums: Mapping[str, str] = {}
+
+
+class StoredUpload(NamedTuple):
+    """An upload under way."""
+
+    key: str
+    upload_id: str
+    begun_s: float
 
 
 def buckets_document(
@@ -114,7 +123,7 @@ def parts_document(operation: ListParts, parts: Iterable[StoredPart], owner: Own
     rest = [part for part in parts if part.number > operation.part_number_marker]
     page = rest[: operation.max_parts]
     is_truncated = bool(page) and len(rest) > len(page)
-    key = quote(operation.key, safe="/-_.~") if operation.is_url_encoded else operation.key
+    key = encoded(operation.key) if operation.is_url_encoded else operation.key
     listed = (
         f"<Part>{element('PartNumber', part.number)}{element('LastModified', format_iso_date(part.modified_s))}"
         f"{element('ETag', quoted_etag(part.etag))}{element('Size', part.size_bytes)}"
@@ -135,6 +144,48 @@ def parts_document(operation: ListParts, parts: Iterable[StoredPart], owner: Own
         element("MaxParts", operation.max_parts),
         element("IsTruncated", is_truncated),
         *listed,
+    )
+
+
+def uploads_document(operation: ListMultipartUploads, uploads: Iterable[StoredUpload], owner: Owner) -> bytes:
+    """The answer to ListMultipartUploads; `uploads`: all that are under way in the bucket, in any order."""
+    # Without an upload's id all uploads of the marker's key are behind it.
+    marker = operation.key_marker, operation.upload_id_marker or HIGHEST
+    entries: dict[tuple[str, str], StoredUpload] = {}
+    for upload in sorted(uploads):
+        if upload.key.startswith(operation.prefix):
+            entry = entry_of(upload.key, operation.prefix, operation.delimiter)
+            is_prefix = bool(operation.delimiter) and entry.endswith(
+                operation.delimiter, len(operation.prefix)
+            )
+            place = entry, "" if is_prefix else upload.upload_id
+            if place > marker:
+                entries.setdefault(place, upload)
+    page = list(entries)[: operation.max_keys]
+    is_truncated = bool(page) and len(entries) > len(page)
+    encode = encoded if operation.is_url_encoded else str
+    listed = (
+        f"<Upload>{element('Key', encode(entry))}{element('UploadId', upload_id)}"
+        f"{owner_element(owner, 'Initiator')}{owner_element(owner)}{element('StorageClass', 'STANDARD')}"
+        f"{element('Initiated', format_iso_date(entries[entry, upload_id].begun_s))}</Upload>"
+        for entry, upload_id in page
+        if upload_id
+    )
+    prefixes = (element("Prefix", encode(entry)) for entry, upload_id in page if not upload_id)
+    return document(
+        "ListMultipartUploadsResult",
+        element("Bucket", operation.bucket),
+        element("KeyMarker", encode(operation.key_marker)),
+        element("UploadIdMarker", operation.upload_id_marker),
+        element("NextKeyMarker", encode(page[-1][0]) if is_truncated else ""),
+        element("NextUploadIdMarker", page[-1][1] if is_truncated else ""),
+        element("Prefix", encode(operation.prefix)),
+        *([element("Delimiter", encode(operation.delimiter))] if operation.delimiter else []),
+        *([element("EncodingType", "url")] if operation.is_url_encoded else []),
+        element("MaxUploads", operation.max_keys),
+        element("IsTruncated", is_truncated),
+        *listed,
+        *(f"<CommonPrefixes>{prefix}</CommonPrefixes>" for prefix in prefixes),
     )
 
 
