@@ -13,7 +13,7 @@ def check_name(kind: str, name: str) -> str:
 
     Raises ValueError: lower-case letters, digits, `.`, `_`, `-`; 1-63 characters; starts with a letter or digit.
     """
-    if not _NAME.match(name) or ".." in name:
+    if not _NAME.fullmatch(name) or ".." in name:
         raise ValueError(
             f"{name!r} is not a {kind} name: use 1-63 of a-z, 0-9, '.', '_', '-', starting with a letter or digit"
         )

@@ -26,6 +26,14 @@ def is_plain(path: str) -> bool:
     return _PLAIN.fullmatch(path) is not None
 
 
+def signing_key(secret_access_key: str, day: str, region: str) -> bytes:
+    """What all signatures of one day and region are made with; `day` as 20260102."""
+    key = b"AWS4" + secret_access_key.encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
 class Signer:
     """Makes the heads of requests to one host; without credentials they are not signed."""
 
@@ -63,8 +71,5 @@ class Signer:
         """It is of one day, and is derived once."""
         if day != self._day:
             assert self._credentials is not None
-            key = b"AWS4" + self._credentials.secret_access_key.encode()
-            for part in (day, self._region, "s3", "aws4_request"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            self._day, self._key = day, key
+            self._day, self._key = day, signing_key(self._credentials.secret_access_key, day, self._region)
         return self._key
