@@ -24,11 +24,10 @@ from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.due import Due
-from stoker.train.checkpoints.nearest import newest_in_memory
 from stoker.train.elastic import elastic
 from stoker.train.runtime import runtime
 from stoker.train.state import State
-from tests.unit.snapshot_helpers import same
+from tests.unit.snapshot_helpers import newest_in_memory, same
 from tests.unit.test_snapshot_slots import damage
 
 pytestmark = pytest.mark.usefixtures("fresh_process", "node")
@@ -379,7 +378,7 @@ def test_the_newest_of_memory_and_storage_is_taken(
     damage(node / "0-0.snapshot")
     begin_anew()
     with pytest.raises(EnvironmentProblem, match="can be read"):
-        Checkpointer(str(stored.folder)).newest()
+        Checkpointer(str(stored.folder)).load_newest(lambda saved: None)
 
 
 def test_alone_the_folder_that_is_named_is_made_and_stays(

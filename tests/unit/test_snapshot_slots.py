@@ -22,8 +22,7 @@ from stoker.train.checkpoints import slots as slot_files
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.memory import MemorySlots
-from stoker.train.checkpoints.nearest import newest_in_memory
-from tests.unit.snapshot_helpers import RUN, a_state, same, stable, take
+from tests.unit.snapshot_helpers import RUN, a_state, newest_in_memory, same, stable, take
 
 
 @pytest.fixture

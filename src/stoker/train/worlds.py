@@ -184,7 +184,10 @@ class Worlds:
         member = world.member(link.core.worker)
         assert member is not None
         if member.copy_state:
-            state.load(self._receive(world))
+            received = self._receive(world)
+            state.doubt()
+            state.load(received)
+            link.core.loaded(world.commits, "")
             state.seal()
         elif rank == world.source and receivers_of(world):
             send_state(world, rank, state.export(), self._device)

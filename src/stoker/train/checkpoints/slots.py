@@ -31,7 +31,7 @@ FREE_SHARE = 1 / 32
 """Of the file system, so much is left to others: loaders and NCCL need shared memory as well."""
 GROW_BYTES = 1024 * 1024
 _NAME = re.compile(r"^\d+-\d+\.snapshot$")
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -74,6 +74,27 @@ def reader(descriptor: int) -> Read:
             done += count
 
     return read
+
+
+@contextlib.contextmanager
+def mapped(descriptor: int) -> Iterator[memoryview]:
+    """The whole file as memory, writable as torch wants it; what is written there stays out of the file.
+
+    For who keeps the file locked. Tensors that are still there at the end of the context keep what they hold: its pages
+    are copied for them. Raises OSError.
+    """
+    size_bytes = os.fstat(descriptor).st_size
+    memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    whole = memoryview(memory)
+    _populate(memory, _MADV_POPULATE_READ)
+    try:
+        yield whole
+    finally:
+        del whole
+        try:
+            memory.close()
+        except BufferError:
+            _copy_pages(memory)
 
 
 def header_of(descriptor: int) -> Header:
@@ -146,7 +167,7 @@ class Slot:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        _populate(self.memory)
+        _populate(self.memory, _MADV_POPULATE_WRITE)
 
     def write_header(self, header: Header) -> None:
         """While it is locked and has room."""
@@ -172,13 +193,17 @@ def _check_room(descriptor: int, more_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _populate(memory: mmap.mmap) -> None:
+def _populate(memory: mmap.mmap, advice: int) -> None:
     """Have all pages mapped at once, without the GIL: one after the other they would cost a copy twice its time."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     madvise = ctypes.CDLL(None).madvise
-    madvise(
-        ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), _MADV_POPULATE_WRITE
-    )  # Linux 5.14; else later
+    madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), advice)  # Linux 5.14; else later
+
+
+def _copy_pages(memory: mmap.mmap) -> None:
+    """Of a private mapping: from now on nothing that is written to the file shows there."""
+    for at in range(0, len(memory), mmap.PAGESIZE):
+        memory[at] = memory[at]
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -18,8 +18,15 @@ from stoker.wire.saving import STORAGE_FILE, StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
 
-Loaded = tuple[int, dict[str, Any]]
-"""Commits, and the exported state."""
+
+class Loaded(NamedTuple):
+    """A state to go on from."""
+
+    commits: int
+    state: dict[str, Any]
+    """As it was exported."""
+    fingerprint: str = ""
+    """The same wherever the same is loaded, bit for bit; empty: not known."""
 
 
 class Kept(NamedTuple):
@@ -49,7 +56,11 @@ class FolderStorage:
         paths = self.folder.paths()
         if not paths:
             return None
-        return Kept(int(paths[-1].stem.partition("-")[2]), self.folder.newest)
+        return Kept(int(paths[-1].stem.partition("-")[2]), self._load)
+
+    def _load(self) -> Loaded | None:
+        found = self.folder.newest()
+        return Loaded(*found) if found is not None else None
 
 
 class UrlStorage:
@@ -79,7 +90,7 @@ class UrlStorage:
 
     def _load(self) -> Loaded | None:
         image = self._storage.read_newest()
-        return (image.commits, image.state()) if image is not None else None
+        return Loaded(image.commits, image.state()) if image is not None else None
 
 
 def newest_of(storages: list[Storage]) -> Kept | None:
