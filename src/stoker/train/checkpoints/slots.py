@@ -110,6 +110,8 @@ class Slot:
         self.memory: mmap.mmap | None = None
         """The file from its beginning, as far as there was room made."""
         self._locked = -1
+        self._inode = 0
+        """Of what is mapped."""
 
     def peek(self) -> Header | None:
         """What it holds, as far as can be told without a lock; None: nothing that is worth keeping."""
@@ -146,7 +148,7 @@ class Slot:
 
         Raises EnvironmentProblem where there is none.
         """
-        if self.memory is not None and len(self.memory) >= size_bytes:
+        if self.memory is not None and len(self.memory) >= size_bytes and self._is_file():
             return
         self.memory = None
         size_bytes = -(-size_bytes // GROW_BYTES) * GROW_BYTES
@@ -160,6 +162,7 @@ class Slot:
             size_bytes = max(size_bytes, has)
             os.posix_fallocate(descriptor, 0, size_bytes)
             self.memory = mmap.mmap(descriptor, size_bytes)
+            self._inode = os.fstat(descriptor).st_ino
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT):
                 raise EnvironmentProblem(f"{self.path} cannot be written: {error}") from error
@@ -168,6 +171,14 @@ class Slot:
             if descriptor >= 0:
                 os.close(descriptor)
         _populate(self.memory, _MADV_POPULATE_WRITE)
+
+    def _is_file(self) -> bool:
+        """Whether what is mapped is still the file at this path, whole: others may have removed it, or cut it off."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return False
+        return self.memory is not None and self._inode == found.st_ino and found.st_size >= len(self.memory)
 
     def write_header(self, header: Header) -> None:
         """While it is locked and has room."""

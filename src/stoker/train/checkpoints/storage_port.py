@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import torch
+import xxhash
 
 from stoker.errors import EnvironmentProblem
 from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints.hashing import hash_of
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.train.packing import pack
 from stoker.wire.saving import STORAGE_FILE, StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
@@ -60,7 +64,7 @@ class FolderStorage:
 
     def _load(self) -> Loaded | None:
         found = self.folder.newest()
-        return Loaded(*found) if found is not None else None
+        return _loaded(*found) if found is not None else None
 
 
 class UrlStorage:
@@ -90,13 +94,21 @@ class UrlStorage:
 
     def _load(self) -> Loaded | None:
         image = self._storage.read_newest()
-        return Loaded(image.commits, image.state()) if image is not None else None
+        return _loaded(image.commits, image.state()) if image is not None else None
 
 
 def newest_of(storages: list[Storage]) -> Kept | None:
     """The newest checkpoint of all of them. Raises EnvironmentProblem, also where one has some and none can be read."""
     found = [kept for storage in storages if (kept := storage.newest()) is not None]
     return max(found, key=lambda kept: kept.commits, default=None)
+
+
+def _loaded(commits: int, state: dict[str, Any]) -> Loaded:
+    tensors: list[torch.Tensor] = []
+    plain = pack(state, tensors)
+    described = [[str(tensor.dtype), list(tensor.shape), hash_of(tensor)] for tensor in tensors]
+    raw = msgspec.msgpack.encode([plain, described])
+    return Loaded(commits, state, xxhash.xxh3_128(raw).hexdigest())
 
 
 def ask_saver(folder: Path, wanted: StorageWanted) -> None:
