@@ -44,7 +44,9 @@ def main() -> None:
         "disk": partial(killed, options.workers, (*extra, "--checkpoint-url", "checkpoints")),
         "another node's memory": partial(replaced, options.workers, extra),
         "import of PyTorch": partial(started, options.workers, "import torch"),
-        "start of a bare script": partial(started, options.workers, BARE.format(size=options.megabytes * 250_000)),
+        "start of a bare script": partial(
+            started, options.workers, BARE.format(size=options.megabytes * 250_000)
+        ),
     }
     took = interleaved(sides, options.rounds or (3 if options.quick else 5))
     base, start = (statistics.median(took[name]) for name in ("import of PyTorch", "start of a bare script"))
