@@ -24,11 +24,11 @@ from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.due import Due
-from stoker.train.checkpoints.nearest import newest_in_memory
+from stoker.train.checkpoints.storage_port import Loaded
 from stoker.train.elastic import elastic
 from stoker.train.runtime import runtime
 from stoker.train.state import State
-from tests.unit.snapshot_helpers import same
+from tests.unit.snapshot_helpers import newest_in_memory, same
 from tests.unit.test_snapshot_slots import damage
 
 pytestmark = pytest.mark.usefixtures("fresh_process", "node")
@@ -379,7 +379,25 @@ def test_the_newest_of_memory_and_storage_is_taken(
     damage(node / "0-0.snapshot")
     begin_anew()
     with pytest.raises(EnvironmentProblem, match="can be read"):
-        Checkpointer(str(stored.folder)).newest()
+        Checkpointer(str(stored.folder)).load_newest(lambda saved: None)
+
+
+def test_what_is_loaded_from_a_storage_has_a_fingerprint_of_its_content(tmp_path: Path) -> None:
+    """Workers that have the same copy nothing from each other."""
+    begin_anew()
+
+    def loaded(folder: str, fill: float, epoch: int = 1) -> str:
+        stored = CheckpointFolder(tmp_path / folder)
+        stored.save(3, {"modules": {"m": {"w": torch.full((9,), fill)}}, "values": {"epoch": epoch}})
+        found: list[Loaded] = []
+        Checkpointer(str(stored.folder)).load_newest(found.append)
+        return found[0].fingerprint
+
+    first = loaded("a", 1.0)
+    assert first
+    assert loaded("b", 1.0) == first
+    assert loaded("c", 2.0) != first
+    assert loaded("d", 1.0, epoch=2) != first
 
 
 def test_alone_the_folder_that_is_named_is_made_and_stays(

@@ -14,7 +14,7 @@ from stoker.settings import WorkerSettings
 from stoker.train.accumulation import Accumulation
 from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.checkpoints.checkpointer import Checkpointer
-from stoker.train.checkpoints.storage_port import UrlStorage
+from stoker.train.checkpoints.storage_port import Loaded, UrlStorage
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
@@ -89,15 +89,19 @@ class Steps:
 
     def load_checkpoint(self, state: Sealed) -> None:
         """Start from the newest checkpoint, if there is one."""
-        saved = None
-        try:
-            saved = self._checkpointer.newest() if self._checkpointer is not None else None
-        except EnvironmentProblem as error:
-            self._unreadable = error
-        if saved is not None:
-            self._link.core.commits, exported = saved
-            state.load(exported)
-            state.restore_random(exported)
+
+        def take(saved: Loaded) -> None:
+            state.load(saved.state)
+            state.restore_random(saved.state)
+            # In exact mode workers see whether they are alike when they copy.
+            is_exact = bool(saved.state.get("world", {}).get("exact"))
+            self._link.core.loaded(saved.commits, "" if is_exact else saved.fingerprint)
+
+        if self._checkpointer is not None:
+            try:
+                self._checkpointer.load_newest(take)
+            except EnvironmentProblem as error:
+                self._unreadable = error
         state.seal()
 
     def settle(self) -> None:

@@ -40,7 +40,9 @@ class WorkerState(Message, frozen=True, tag="worker_state"):
     clean: bool = True
     """Its state stands exactly at that commit."""
     fresh: bool = True
-    """It has never shared a world's state: it must copy, whatever its commits say."""
+    """It has never shared a world's state: it must copy, whatever its commits say, unless `restored` says more."""
+    restored: str = ""
+    """Of a fresh one: what its state was loaded from, the same for the same content bit for bit; empty: not known."""
     store: str = ""
     """`host:port` of its rendezvous store."""
     elastic: bool = False

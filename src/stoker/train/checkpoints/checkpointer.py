@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +20,7 @@ from stoker.train.checkpoint import KEEP, CheckpointFolder
 from stoker.train.checkpoints.due import Due
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.memory import MemorySlots
-from stoker.train.checkpoints.nearest import newest_in_memory
+from stoker.train.checkpoints.nearest import nearest_in_memory
 from stoker.train.checkpoints.storage_port import (
     FolderStorage,
     Loaded,
@@ -119,12 +120,19 @@ class Checkpointer:
         """Whether the node's saver writes to the storage. Where there are no snapshots it cannot."""
         return self._has_saver and self._in_memory and not (self.slots is not None and self.slots.problem)
 
-    def newest(self) -> Loaded | None:
-        """The newest state of all that can be read here: of this node's memory, or of the storage.
+    def load_newest(self, take: Callable[[Loaded], None]) -> None:
+        """Have `take` take over the newest state that can be read here, if any: of this node's memory, or the storage.
 
         Raises EnvironmentProblem where the storage has checkpoints of which none can be read, and memory has none.
         """
-        image = newest_in_memory(self._shared, self._run_id) if self._shared is not None else None
+        if self._shared is None:
+            self._load_newest(None, take)
+            return
+        with nearest_in_memory(self._shared, self._run_id) as image:
+            self._load_newest(image, take)
+            del image  # with its tensors, before the memory goes
+
+    def _load_newest(self, image: Image | None, take: Callable[[Loaded], None]) -> None:
         try:
             saved = self._saved(beyond=image.commits if image is not None else -1)
         except EnvironmentProblem as error:
@@ -134,11 +142,10 @@ class Checkpointer:
             saved = None
         if saved is not None and (image is None or saved[0] > image.commits):
             log.info("state loaded from the checkpoint at commit %d", saved[0])
-            return saved
-        if image is None:
-            return None
-        log.info("state loaded from the snapshot in memory at commit %d", image.commits)
-        return image.commits, image.state()
+            take(saved)
+        elif image is not None:
+            log.info("state loaded from the snapshot in memory at commit %d", image.commits)
+            take(Loaded(image.commits, kept(image).state(), image.fingerprint))
 
     def is_due(self, commits: int) -> bool:
         """Whether a checkpoint is due at this commit. Asked once at each commit."""
@@ -228,6 +235,15 @@ def _stable(state: Sealed, image: Image) -> set[int]:
     """Storages of what only an optimizer's step changes."""
     kept = [piece.tensor for piece in image.pieces if piece.name.startswith("optimizers.")]
     return {_storage(tensor) for tensor in [*state.stable_tensors(), *kept]}
+
+
+def kept(image: Image) -> Image:
+    """With copies of what would be kept as it is: modules copy what they load, optimizers take the very tensors."""
+    pieces = [
+        piece if piece.name.startswith("modules.") else piece._replace(tensor=piece.tensor.clone())
+        for piece in image.pieces
+    ]
+    return image._replace(pieces=pieces)
 
 
 def _storage(tensor: torch.Tensor) -> int:

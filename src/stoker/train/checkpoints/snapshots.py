@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.train.checkpoints.image import Image, Piece
-from stoker.train.checkpoints.layout import (
-    COMPLETE,
-    HEADER_BYTES,
-    Header,
-    check_piece,
-    piece_in,
-    read_description,
-    run_digest,
-)
-from stoker.train.checkpoints.slots import Slot, all_slots, header_of, reader, reading
+from stoker.train.checkpoints.image import Image
+from stoker.train.checkpoints.layout import COMPLETE, Header, image_in, run_digest
+from stoker.train.checkpoints.slots import Slot, all_slots, header_of, mapped, reading
 
 
 class SlotSnapshots:
@@ -41,8 +31,8 @@ class SlotSnapshots:
                 header = None if descriptor is None else header_of(descriptor)
                 if descriptor is None or header is None or not self._is_whole(header):
                     continue  # there is another snapshot in it by now, or there will be
-                with _mapped(descriptor, header) as image:
-                    yield image
+                with mapped(descriptor) as whole:
+                    yield image_in(whole, header)
                 return
         yield None
 
@@ -54,20 +44,3 @@ class SlotSnapshots:
 
     def _is_whole(self, header: Header) -> bool:
         return header.run == self._run and header.state == COMPLETE
-
-
-@contextlib.contextmanager
-def _mapped(descriptor: int, header: Header) -> Iterator[Image]:
-    """Its pieces lie in the file itself. Raises WireError where a checksum does not hold."""
-    plain, places = read_description(reader(descriptor), header)
-    # Private and writable, as torch wants memory to be; nothing writes there.
-    size_bytes = os.fstat(descriptor).st_size
-    memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    whole = memoryview(memory)
-    for place in places:
-        begin = HEADER_BYTES + place.position
-        check_piece(place, whole[begin : begin + place.size_bytes])
-    # The memory goes with the last of its tensors.
-    yield Image(
-        header.commits, plain, [Piece(p.name, p.shape, p.offsets, piece_in(memory, p)) for p in places]
-    )

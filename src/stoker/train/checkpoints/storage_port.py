@@ -9,17 +9,28 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import torch
+import xxhash
 
 from stoker.errors import EnvironmentProblem
 from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints.hashing import hash_of
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.train.packing import pack
 from stoker.wire.saving import STORAGE_FILE, StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
 
-Loaded = tuple[int, dict[str, Any]]
-"""Commits, and the exported state."""
+
+class Loaded(NamedTuple):
+    """A state to go on from."""
+
+    commits: int
+    state: dict[str, Any]
+    """As it was exported."""
+    fingerprint: str = ""
+    """The same wherever the same is loaded, bit for bit; empty: not known."""
 
 
 class Kept(NamedTuple):
@@ -49,7 +60,11 @@ class FolderStorage:
         paths = self.folder.paths()
         if not paths:
             return None
-        return Kept(int(paths[-1].stem.partition("-")[2]), self.folder.newest)
+        return Kept(int(paths[-1].stem.partition("-")[2]), self._load)
+
+    def _load(self) -> Loaded | None:
+        found = self.folder.newest()
+        return _loaded(*found) if found is not None else None
 
 
 class UrlStorage:
@@ -79,13 +94,21 @@ class UrlStorage:
 
     def _load(self) -> Loaded | None:
         image = self._storage.read_newest()
-        return (image.commits, image.state()) if image is not None else None
+        return _loaded(image.commits, image.state()) if image is not None else None
 
 
 def newest_of(storages: list[Storage]) -> Kept | None:
     """The newest checkpoint of all of them. Raises EnvironmentProblem, also where one has some and none can be read."""
     found = [kept for storage in storages if (kept := storage.newest()) is not None]
     return max(found, key=lambda kept: kept.commits, default=None)
+
+
+def _loaded(commits: int, state: dict[str, Any]) -> Loaded:
+    tensors: list[torch.Tensor] = []
+    plain = pack(state, tensors)
+    described = [[str(tensor.dtype), list(tensor.shape), hash_of(tensor)] for tensor in tensors]
+    raw = msgspec.msgpack.encode([plain, described])
+    return Loaded(commits, state, xxhash.xxh3_128(raw).hexdigest())
 
 
 def ask_saver(folder: Path, wanted: StorageWanted) -> None:
