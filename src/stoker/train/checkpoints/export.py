@@ -45,7 +45,7 @@ def listed(url: str) -> list[Listed]:
         found.append(
             Listed(
                 commits=held.commits,
-                name=f"step-{held.commits:012d}",
+                name=held.name,
                 written_at=manifest.written_at if manifest is not None else 0.0,
                 size_bytes=held.size_bytes,
                 world_size=manifest.world_size if manifest is not None else 0,

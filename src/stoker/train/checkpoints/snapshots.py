@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from stoker.errors import EnvironmentProblem, StokerError, WireError
 from stoker.train.checkpoints.image import Image, Piece
 from stoker.train.checkpoints.layout import (
     COMPLETE,
@@ -19,6 +21,8 @@ from stoker.train.checkpoints.layout import (
     run_digest,
 )
 from stoker.train.checkpoints.slots import Slot, all_slots, header_of, reader, reading
+
+log = logging.getLogger("stoker.saver")
 
 
 class SlotSnapshots:
@@ -35,15 +39,28 @@ class SlotSnapshots:
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[Image | None]:
-        """The slot is locked meanwhile: who takes snapshots uses the other one. Raises WireError."""
+        """The slot is locked meanwhile: who takes snapshots uses the other one. Damaged ones are skipped, with a message.
+
+        Raises WireError where all are damaged, EnvironmentProblem.
+        """
+        problem: StokerError | None = None
         for _, path in self._found():
             with reading(path) as descriptor:
-                header = None if descriptor is None else header_of(descriptor)
-                if descriptor is None or header is None or not self._is_whole(header):
-                    continue  # there is another snapshot in it by now, or there will be
-                with _mapped(descriptor, header) as image:
-                    yield image
+                try:
+                    header = None if descriptor is None else header_of(descriptor)
+                    if descriptor is None or header is None or not self._is_whole(header):
+                        continue  # there is another snapshot in it by now, or there will be
+                    image = _mapped(descriptor, header)
+                except WireError as error:
+                    log.warning("skipping the snapshot %s: %s", path, error)
+                    problem = problem or error
+                    continue
+                except OSError as error:
+                    raise EnvironmentProblem(f"cannot read the snapshot {path}: {error}") from error
+                yield image
                 return
+        if problem is not None:
+            raise problem
         yield None
 
     def _found(self) -> list[tuple[Header, Path]]:
@@ -56,9 +73,8 @@ class SlotSnapshots:
         return header.run == self._run and header.state == COMPLETE
 
 
-@contextlib.contextmanager
-def _mapped(descriptor: int, header: Header) -> Iterator[Image]:
-    """Its pieces lie in the file itself. Raises WireError where a checksum does not hold."""
+def _mapped(descriptor: int, header: Header) -> Image:
+    """Its pieces lie in the file itself. Raises WireError where a checksum does not hold, OSError."""
     plain, places = read_description(reader(descriptor), header)
     # Private and writable, as torch wants memory to be; nothing writes there.
     size_bytes = os.fstat(descriptor).st_size
@@ -68,6 +84,6 @@ def _mapped(descriptor: int, header: Header) -> Iterator[Image]:
         begin = HEADER_BYTES + place.position
         check_piece(place, whole[begin : begin + place.size_bytes])
     # The memory goes with the last of its tensors.
-    yield Image(
+    return Image(
         header.commits, plain, [Piece(p.name, p.shape, p.offsets, piece_in(memory, p)) for p in places]
     )
