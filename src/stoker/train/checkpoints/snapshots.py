@@ -39,7 +39,7 @@ class SlotSnapshots:
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[Image | None]:
-        """The slot is locked meanwhile: who takes snapshots uses the other one. Damaged ones are skipped, with a message.
+        """The slot is locked meanwhile: who takes snapshots uses the other one. Damaged ones are skipped, with a word.
 
         Raises WireError where all are damaged, EnvironmentProblem.
         """
