@@ -33,7 +33,7 @@ from stoker.train.checkpoints.manifest import (
     encode,
     step_name,
 )
-from stoker.train.checkpoints.places import open_place
+from stoker.train.checkpoints.places import LocalPlace, open_place
 from stoker.train.checkpoints.reader import CheckpointReader
 
 log = logging.getLogger("stoker.checkpoint")
@@ -68,6 +68,8 @@ class CheckpointStorage:
         self._place = open_place(url)
         self.shown = self._place.shown
         """The URL, without secrets."""
+        self.folder = self._place.folder if isinstance(self._place, LocalPlace) else None
+        """Where it is one of this machine's."""
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -245,6 +247,8 @@ class CheckpointStorage:
                 found.append(Held(commits, name, None, size_bytes, str(error)))
             except FileNotFoundError:
                 continue  # it is being removed
+        if not found:
+            self._refuse_older()
         return found
 
     def reader(self, commits: int) -> CheckpointReader:
@@ -308,11 +312,21 @@ class CheckpointStorage:
             yield commits, reader
         if problem and not found:
             raise self._none_can_be_read(problem)
+        if not tried and below is None:
+            self._refuse_older()
+
+    def _refuse_older(self) -> None:
+        """Before it is taken for a folder without checkpoints."""
+        if self.folder is not None and any(self.folder.glob("commit-*.pt")):
+            raise EnvironmentProblem(
+                f"{self.shown} holds checkpoints of an older kind (commit-….pt), which this Stoker does not read: to "
+                "begin anew, name another place for checkpoints (--checkpoint-dir)"
+            )
 
     def _none_can_be_read(self, problem: str) -> EnvironmentProblem:
         return EnvironmentProblem(
             f"no checkpoint in {self.shown} can be read, so the run does not know where to go on: bring back a whole "
-            f"one, or name another place for checkpoints to begin anew. The newest: {problem}"
+            f"one, or name another place for checkpoints (--checkpoint-dir) to begin anew. The newest: {problem}"
         )
 
 
