@@ -74,7 +74,8 @@ def test_what_two_have_saved_is_read_by_any_number(tmp_path: Path, size: str) ->
     first = run(tmp_path, "run", "--nproc-per-node", "2", *saved, TOY, "--epochs", "1", timeout_s=START_S)
     assert first.code == 0, first.text
     names = sorted(path.name for path in (tmp_path / "ckpt").iterdir())
-    assert names == [f"commit-{n:012d}.{kind}" for n in (12, 18) for kind in ("parts", "pt")]
+    parts, steps = [f"commit-{n:012d}.parts" for n in (12, 18)], [f"step-{n:012d}" for n in (12, 18)]
+    assert names == [*parts, *steps]
     for path in tmp_path.glob("*.json"):
         path.unlink()
     then = run(tmp_path, "run", "--nproc-per-node", size, *saved, TOY, timeout_s=START_S)

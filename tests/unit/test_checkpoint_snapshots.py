@@ -12,8 +12,10 @@ from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.layout import HEADER_BYTES
 from stoker.train.checkpoints.memory import MemorySlots
 from stoker.train.checkpoints.nearest import nearest_in_memory
+from stoker.train.checkpoints.slots import Slot
 from stoker.train.checkpoints.snapshots import SlotSnapshots
 from stoker.train.checkpoints.storage import CheckpointStorage
+from tests.unit.checkpoint_states import flip
 from tests.unit.snapshot_helpers import RUN, a_state, same, stable, take
 
 
@@ -127,3 +129,19 @@ def test_the_nearest_is_not_written_over_while_it_is_read(tmp_path: Path) -> Non
         assert bool((w == 1.0).all())
     slots.close()
     assert (slots.taken, slots.skipped) == (1 + 1, 1)
+
+
+def test_where_the_newest_is_damaged_the_one_before_is_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots = MemorySlots(tmp_path, RUN, 0)
+    first = take(slots, 1)
+    take(slots, 2)
+    slots.close()
+    (path,) = (p for p in tmp_path.glob("*.snapshot") if (header := Slot(p).peek()) and header.commits == 2)
+    flip(path, HEADER_BYTES + 100)
+    with SlotSnapshots(tmp_path, RUN).newest() as image:
+        assert image is not None
+        assert image.commits == 1
+        assert same(image.state(), first)
+    assert "skipping the snapshot" in caplog.text

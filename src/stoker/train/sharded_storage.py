@@ -1,6 +1,6 @@
 """Pieces of sharded models in a folder, by torch.distributed.checkpoint: written and read at any world size.
 
-`commit-000000000200.parts/0/` for the first model, beside the State's own `commit-000000000200.pt`, which is written
+`commit-000000000200.parts/0/` for the first model, beside the State's own `step-000000000200/`, which is written
 after it: where that is, these are whole. By torch's doing a `.metadata` file there is a pickle: read no folder that
 others may write to.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stoker.errors import EnvironmentProblem, StokerError
+from stoker.train.checkpoints.manifest import commits_of
 from stoker.train.dtensors import Target
 from stoker.train.sharded_wire import decode, header_of
 
@@ -61,8 +62,10 @@ def save(models: list[Sharded], folder: Path, commits: int, rank: int) -> bool:
 
 def remove_old(folder: Path) -> None:
     """Those beside which no State's checkpoint is any more, or never was."""
-    for path in [p for p in folder.iterdir() if _NAME.match(p.name)]:
-        if not path.with_suffix(".pt").exists():
+    kept = {commits_of(path.name) for path in folder.iterdir()}
+    for path in folder.iterdir():
+        found = _NAME.match(path.name)
+        if found is not None and int(found[1]) not in kept:
             with contextlib.suppress(OSError):
                 shutil.rmtree(path)
 

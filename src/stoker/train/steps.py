@@ -12,9 +12,8 @@ from stoker.data.session import HandedOut, Session
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import WorkerSettings
 from stoker.train.accumulation import Accumulation
-from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.checkpoints.checkpointer import Checkpointer
-from stoker.train.checkpoints.storage_port import Loaded, UrlStorage
+from stoker.train.checkpoints.storage_port import Loaded, RunStorage
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
@@ -44,8 +43,11 @@ class Steps:
         self._local_rank = settings.local_rank
         self._unreadable: EnvironmentProblem | None = None
         """No checkpoint could be read: that matters unless a peer has the state."""
+        self._loaded_from = ""
         self._ledger = Ledger(settings.audit_dir, settings.worker) if settings.audit_dir else None
         self._began = 0.0
+        self._written_at = -1
+        """Commits of the newest checkpoint that this worker has written itself."""
         self._saving_s = 0.0
         self._waited_s = 0.0
         """Of the session's waiting, what tuning knows of."""
@@ -71,7 +73,7 @@ class Steps:
         folder = checkpoint_dir or self._settings.checkpoint_dir
         if checkpointer is None and folder is not None:
             checkpointer = Checkpointer(folder, every_s=None, every_commits=every)
-            checkpointer.may_be_behind = False  # files, each there as soon as its commit is over
+            checkpointer.may_be_behind = False  # each is there as soon as its commit is over
         elif checkpointer is not None and (checkpoint_dir is not None or checkpoint_every is not None):
             raise ConfigError(
                 "State(checkpointer=…) says where checkpoints go and when: leave checkpoint_dir and checkpoint_every "
@@ -83,8 +85,8 @@ class Steps:
                     f"State(checkpointer=…) takes a stoker.Checkpointer, not a {type(checkpointer).__name__}"
                 )
             checkpointer.connect(self._settings)
-            if isinstance(checkpointer.folder, CheckpointFolder):
-                self.sharded.store_in(checkpointer.folder.folder)
+            if checkpointer.storage is not None and checkpointer.storage.folder is not None:
+                self.sharded.store_in(checkpointer.storage.folder)
         self._checkpointer = checkpointer
 
     def load_checkpoint(self, state: Sealed) -> None:
@@ -102,6 +104,7 @@ class Steps:
                 self._checkpointer.load_newest(take)
             except EnvironmentProblem as error:
                 self._unreadable = error
+            self._loaded_from = self._checkpointer.source
         state.seal()
 
     def settle(self) -> None:
@@ -111,13 +114,13 @@ class Steps:
 
     def _checkpoint_all(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
         """With the pieces of sharded models, which all ranks write together: at commits, for their clocks differ."""
-        folder = checkpointer.folder
-        if not isinstance(folder, CheckpointFolder):
+        storage = checkpointer.storage
+        if storage is None or storage.folder is None:
             raise ConfigError("sharded models take checkpoints in a folder that all nodes share: name one")
-        is_written = checkpointer.is_due_by_commits(commits) and self.sharded.save(folder.folder, commits)
+        is_written = checkpointer.is_due_by_commits(commits) and self.sharded.save(storage.folder, commits)
         if is_written and self._live.rank == 0:
-            self._save(folder, commits, state)
-            self.sharded.remove_old(folder.folder)
+            self._save(storage, commits, state)
+            self.sharded.remove_old(storage.folder)
 
     def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
         if not self.sharded.is_empty:
@@ -125,8 +128,8 @@ class Steps:
             return
         is_due = checkpointer.is_due(commits)
         writes = self._live.rank == 0 and not checkpointer.is_behind
-        if is_due and writes and checkpointer.folder is not None:
-            self._save(checkpointer.folder, commits, state)
+        if is_due and writes and checkpointer.storage is not None:
+            self._save(checkpointer.storage, commits, state)
         if self._local_rank == 0:
             began = time.perf_counter()
             checkpointer.snapshot(commits, state, is_due=is_due)
@@ -136,20 +139,22 @@ class Steps:
                 words = f"at commit {commits}" if is_good else text
                 self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
 
-    def _save(self, folder: CheckpointFolder | UrlStorage, commits: int, state: Sealed) -> None:
+    def _save(self, storage: RunStorage, commits: int, state: Sealed) -> None:
         """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
-        before = folder.problem
+        before = storage.problem
         live, progress = self._live, self._live.progress
 
         def wrote() -> None:
             live.progress += 1  # a beat says so, else a rank that writes for minutes would be taken for hung
 
         began = time.perf_counter()
-        written = folder.save(commits, state.export(), wrote)
+        written = storage.save(commits, state.export(), wrote)
         self._saving_s += time.perf_counter() - began
         live.progress = progress  # comparable with the other ranks' again
+        if written:
+            self._written_at = commits
         if not written:
-            self._link.remark(Remark("checkpoint-failed", folder.problem))
+            self._link.remark(Remark("checkpoint-failed", storage.problem))
         elif before:
             self._link.remark(Remark("checkpoint-written-again", f"at commit {commits}"))
 
@@ -174,6 +179,9 @@ class Steps:
         unreadable, self._unreadable = self._unreadable, None
         if unreadable is not None and not copied:
             raise unreadable
+        if self._loaded_from and rank == world.source:
+            self._link.remark(Remark("state-loaded", f"state loaded from {self._loaded_from}"))
+        self._loaded_from = ""
         if self._ledger is not None:
             self._ledger.entered(world, rank, copied=copied)
         member = world.member(self._link.core.worker)
@@ -211,6 +219,23 @@ class Steps:
         self._live.progress += 1
         if self._ledger is not None:
             self._ledger.read(self._live, self._link.core.commits + 1, batch)
+
+    def finish(self, state: Sealed) -> None:
+        """No step will come any more. The last state is kept where there is a storage, whether one was due or not."""
+        checkpointer, commits = self._checkpointer, self._link.core.commits
+        is_kept = checkpointer is None or checkpointer.storage is None or commits == self._written_at
+        if (
+            checkpointer is not None
+            and not is_kept
+            and self.sharded.is_empty
+            and state.stands_at_commit
+            and commits
+        ):
+            if not checkpointer.is_behind and self._live.rank == 0 and checkpointer.storage is not None:
+                self._save(checkpointer.storage, commits, state)
+            elif checkpointer.is_behind and self._local_rank == 0:
+                checkpointer.snapshot_last(commits, state, self._settings.timeout_s)
+        self.close()
 
     def close(self) -> None:
         """No step will come any more."""

@@ -112,11 +112,11 @@ class Worlds:
         broke, self._broke = self._broke, ""
         self._link.leave(clean=clean, store=self._open_group().endpoint, broke=broke)
 
-    def finish(self) -> None:
+    def finish(self, state: Sealed) -> None:
         """The function has returned: wait until everybody's has. Raises WorldChanged if it must run again."""
         self._link.finish()
         self._live.is_closed = False
-        self._steps.close()
+        self._steps.finish(state)
 
     def is_broken_world(self, error: BaseException) -> bool:
         """Whether an exception of the training function means that the world, not the script, has failed.

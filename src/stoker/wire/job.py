@@ -225,6 +225,8 @@ class Directive(Message, frozen=True, tag="directive"):
     """Number of the mastership that gives it: one of an older master is refused."""
     report_interval_s: float = 0.0
     """Least seconds between two reports of commits alone: many nodes would drown the master in them."""
+    saves: bool = False
+    """Of all nodes, this one writes its snapshots to the storage."""
 
 
 class Refused(Message, frozen=True, tag="refused"):

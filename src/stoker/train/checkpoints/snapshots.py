@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from stoker.errors import EnvironmentProblem, StokerError, WireError
 from stoker.train.checkpoints.image import Image
 from stoker.train.checkpoints.layout import COMPLETE, Header, image_in, run_digest
 from stoker.train.checkpoints.slots import Slot, all_slots, header_of, mapped, reading
+
+log = logging.getLogger("stoker.saver")
 
 
 class SlotSnapshots:
@@ -25,15 +29,28 @@ class SlotSnapshots:
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[Image | None]:
-        """The slot is locked meanwhile: who takes snapshots uses the other one. Raises WireError."""
+        """The slot is locked meanwhile: who takes snapshots uses the other one. Damaged ones are skipped, with a word.
+
+        Raises WireError where all are damaged, EnvironmentProblem.
+        """
+        problem: StokerError | None = None
         for _, path in self._found():
-            with reading(path) as descriptor:
-                header = None if descriptor is None else header_of(descriptor)
-                if descriptor is None or header is None or not self._is_whole(header):
+            with reading(path) as descriptor, contextlib.ExitStack() as held:
+                try:
+                    image = self._open(descriptor, held)
+                except WireError as error:
+                    log.warning("skipping the snapshot %s: %s", path, error)
+                    problem = problem or error
+                    continue
+                except OSError as error:
+                    raise EnvironmentProblem(f"cannot read the snapshot {path}: {error}") from error
+                if image is None:
                     continue  # there is another snapshot in it by now, or there will be
-                with mapped(descriptor) as whole:
-                    yield image_in(whole, header)
+                whole, image = [image], None
+                yield whole.pop()  # this frame holds on to none of its tensors
                 return
+        if problem is not None:
+            raise problem
         yield None
 
     def _found(self) -> list[tuple[Header, Path]]:
@@ -44,3 +61,10 @@ class SlotSnapshots:
 
     def _is_whole(self, header: Header) -> bool:
         return header.run == self._run and header.state == COMPLETE
+
+    def _open(self, descriptor: int | None, held: contextlib.ExitStack) -> Image | None:
+        """Its pieces lie in the file itself. Raises WireError where a checksum does not hold, OSError."""
+        header = None if descriptor is None else header_of(descriptor)
+        if descriptor is None or header is None or not self._is_whole(header):
+            return None
+        return image_in(held.enter_context(mapped(descriptor)), header)
