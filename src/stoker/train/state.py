@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -151,7 +152,8 @@ class State:
                 (loss_fn(state.ddp(x), y) * weight).backward()
 
         leaves the gradient of the whole share, the loss being a mean over its records; gradients are reduced in the
-        last piece only. Pieces are of the same size at every world size; auto-tune may choose a larger one.
+        last piece only. Pieces are of the same size at every world size; auto-tune may choose a larger one. With a
+        `stoker.Sharded`, whose forward passes are collectives, every rank has as many pieces, some of weight 0.
 
         Raises ConfigError for a batch that cannot be cut, and for a number below 1.
         """
@@ -168,7 +170,12 @@ class State:
         main = self._contents.main_module()
         if main is not None:
             self.wrap(main)  # before the first piece, which is not to reduce either
-        return micro_batches(batch, records, *self._wrappers.all())
+        pieces = 1
+        share = session().share
+        if share is not None and not self._runtime.steps.sharded.is_empty:
+            largest_share = math.ceil(share.batch_records / session().world_size)
+            pieces = math.ceil(largest_share / records)
+        return micro_batches(batch, records, *self._wrappers.all(), at_least=pieces)
 
     def commit(self) -> bool:
         """Seal this step: model, optimizer, loader positions, RNG and values together. False: in exact mode there are
@@ -204,6 +211,7 @@ class State:
             )
         self._exact.leave()
         self.roll_back()
+        self._runtime.steps.sharded.put_back()
 
     def sync(self, source: int = 0) -> None:
         """Copy all of it from one rank to all others. Every rank of the world has to call this: it is a collective.
@@ -259,8 +267,7 @@ class State:
     def roll_back(self) -> None:
         """Undo what happened since the last commit, parameters excepted unless they are kept; train or eval mode is as
         it was at first."""
-        self._runtime.steps.settle()
-        self._seal.put_back()
+        self._seal.put_back(undo_step=self._stepped or self._in_doubt)
         self._stepped = self._stepped and not self._seal.undoes_steps
 
     @contextlib.contextmanager

@@ -63,8 +63,9 @@ class Seal:
         if self._steps is not None:
             self._steps.renew()
 
-    def put_back(self) -> None:
-        """Undo what happened since; gradients are dropped. Parameters stay, unless they are kept as well."""
+    def put_back(self, *, undo_step: bool) -> None:
+        """Undo what happened since; gradients are dropped. Parameters stay, unless they are kept as well and are to be
+        undone."""
         if self._modes is None:
             return
         held = self._contents
@@ -83,7 +84,7 @@ class Seal:
             del optimizer.param_groups[len(groups) :]  # who has added them does so again
             for group, kept in zip(optimizer.param_groups, groups, strict=True):
                 group.update(copied(kept))
-        if self._steps is not None:
+        if self._steps is not None and undo_step:
             self._steps.put_back()
         forget_scaling(held.objects.values(), held.optimizers.values())
         session().restore(self.positions)

@@ -57,6 +57,8 @@ class UrlStorage:
 
     def __init__(self, url: str, keep: int) -> None:
         """Raises ConfigError."""
+        self.url = url
+        self.keep = keep
         self._storage = CheckpointStorage(url, keep)
         self.problem = ""
         """Why the newest checkpoint is not written; empty: it is."""
