@@ -18,6 +18,7 @@ from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
 from stoker.train.sharded_parts import ShardedParts
+from stoker.train.sharded_storage import StoredParts
 from stoker.train.time_spent import time_spent
 from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
@@ -85,8 +86,13 @@ class Steps:
                     f"State(checkpointer=…) takes a stoker.Checkpointer, not a {type(checkpointer).__name__}"
                 )
             checkpointer.connect(self._settings)
-            if checkpointer.storage is not None and checkpointer.storage.folder is not None:
-                self.sharded.store_in(checkpointer.storage.folder)
+            if checkpointer.storage is not None:
+                self.sharded.store_in(StoredParts(checkpointer.storage.url, checkpointer.storage.keep))
+            elif not self.sharded.is_empty:
+                raise ConfigError(
+                    "the parts of a stoker.Sharded are kept with two workers each, and in checkpoints that last: give "
+                    "the Checkpointer a folder that all nodes share, or a URL such as s3://bucket/prefix"
+                )
         self._checkpointer = checkpointer
 
     def load_checkpoint(self, state: Sealed) -> None:
@@ -112,20 +118,21 @@ class Steps:
         if self._checkpointer is not None:
             self._checkpointer.settle()
 
-    def _checkpoint_all(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
-        """With the pieces of sharded models, which all ranks write together: at commits, for their clocks differ."""
-        storage = checkpointer.storage
-        if storage is None or storage.folder is None:
-            raise ConfigError("sharded models take checkpoints in a folder that all nodes share: name one")
-        is_written = checkpointer.is_due_by_commits(commits) and self.sharded.save(storage.folder, commits)
-        if is_written and self._live.rank == 0:
+    def _checkpoint_all(self, commits: int, state: Sealed) -> None:
+        """With the pieces of sharded models, which all ranks write together, before the State's own."""
+        live, storage = self._live, self._checkpointer.storage if self._checkpointer is not None else None
+
+        def wrote() -> None:
+            live.progress += 1
+
+        progress, began = live.progress, time.perf_counter()
+        is_written = self.sharded.save(commits, wrote)
+        live.progress = progress
+        self._saving_s += time.perf_counter() - began
+        if is_written and live.rank == 0 and storage is not None:
             self._save(storage, commits, state)
-            self.sharded.remove_old(storage.folder)
 
     def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
-        if not self.sharded.is_empty:
-            self._checkpoint_all(checkpointer, commits, state)
-            return
         is_due = checkpointer.is_due(commits)
         writes = self._live.rank == 0 and not checkpointer.is_behind
         if is_due and writes and checkpointer.storage is not None:
@@ -200,18 +207,26 @@ class Steps:
         """Seal the step; leave the world here if it is to change. Raises RuntimeError for a step that is void."""
         self.confirm()
         self.accumulation.forget()
-        self.sharded.commit(self._link.core.commits + 1, self.confirm)
+        is_due = self.sharded.commit(self._link.core.commits + 1, self.confirm, wants=self._wants_parts())
         state.seal()
         must_stop = self._link.commit(self._own_work_s())
         live, commits = self._live, self._link.core.commits
         if self._ledger is not None:
             self._ledger.committed(live.generation, commits, live.rank)
-        if self._checkpointer is not None:
+        if not self.sharded.is_empty and is_due:
+            self._checkpoint_all(commits, state)
+        elif self._checkpointer is not None and self.sharded.is_empty:
             self._checkpoint(self._checkpointer, commits, state)
         if must_stop:
             raise WorldChanged
         if self.tuning is not None:
             self._tune(self.tuning)
+
+    def _wants_parts(self) -> bool:
+        """Whether a checkpoint with the pieces of sharded models is due at the commit under way, by rank 0's clock."""
+        if self._checkpointer is None or self.sharded.is_empty or self._live.rank != 0:
+            return False
+        return self._checkpointer.is_due(self._link.core.commits + 1)
 
     def note_batch(self, batch: HandedOut) -> None:
         """A loader hands out a batch. Raises ConfigError where gradients of the one before are not reduced."""

@@ -68,6 +68,7 @@ class Worlds:
         """
         note_batch, self._live.on_batch = self._live.on_batch, None
         self._open_world(world_of_one(self._link.core.worker, 0, generation=0), 0)
+        self._steps.sharded.rehearse(self._device)
         with state.rehearsal():
             function(state)
             synchronize(self._device)
@@ -221,6 +222,7 @@ class Worlds:
                 state.load(
                     self._receive(world), but=("positions",)
                 )  # every rank's loaders stand where they stand
+            self._steps.sharded.share(source)
 
     def _receive(self, world: WorldView) -> dict[str, Any]:
         try:

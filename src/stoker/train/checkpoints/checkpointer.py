@@ -85,7 +85,6 @@ class Checkpointer:
         self._keep = keep
         self._in_memory = in_memory
         self._overlaps = overlap
-        self._every_commits = every_commits
         self._due = Due(every_s, every_commits, time.monotonic())
         self._owes = False
         """A snapshot was due while the last one was still under way."""
@@ -150,14 +149,6 @@ class Checkpointer:
     def is_due(self, commits: int) -> bool:
         """Whether a checkpoint is due at this commit. Asked once at each commit."""
         return self._due.is_due(commits, time.monotonic())
-
-    def is_due_by_commits(self, commits: int) -> bool:
-        """As `is_due`, the same on every rank. Raises ConfigError where only the time was said."""
-        if self._every_commits is None:
-            raise ConfigError(
-                "sharded models are written by all ranks together: say when by Checkpointer(every_commits=…)"
-            )
-        return commits % self._every_commits == 0
 
     def snapshot(self, commits: int, state: Sealed, *, is_due: bool) -> None:
         """At a commit of a worker that takes snapshots: take one if it is due, else see that there is room for it."""

@@ -37,6 +37,8 @@ class RunStorage:
 
     def __init__(self, url: str, keep: int) -> None:
         """Raises ConfigError."""
+        self.url = url
+        self.keep = keep
         self._storage = CheckpointStorage(url, keep)
         self.folder = self._storage.folder
         """Where it is one of this machine's."""
