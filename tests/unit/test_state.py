@@ -156,7 +156,9 @@ def test_a_run_that_had_to_go_back_keeps_what_it_writes(tmp_path: Path) -> None:
     assert folder.save(100, {"x": 1})
     assert folder.save(150, {"x": 2})
     assert folder.save(175, {"x": 3})
-    assert folder.newest() == (175, {"x": 3})
+    found = folder.newest()
+    assert found is not None
+    assert (found.commits, found.state) == (175, {"x": 3})
 
 
 def test_what_a_state_cannot_hold_is_refused_with_the_mend() -> None:
