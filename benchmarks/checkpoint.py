@@ -28,10 +28,10 @@ from _common import interleaved, median_ratio, parser, report
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from stoker.platform.shared_folders import shared_base
-from stoker.train.checkpoints.checkpointer import Checkpointer
+from stoker.train.checkpoints.checkpointer import Checkpointer, kept
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.memory import MemorySlots
-from stoker.train.checkpoints.nearest import newest_in_memory
+from stoker.train.checkpoints.nearest import nearest_in_memory
 from stoker.train.sealed import Sealed
 from stoker.train.state import State
 
@@ -180,9 +180,10 @@ def figures_of(size_mb: int, rounds: int) -> dict[str, Any]:
             return statistics.median(values) * 1000
 
         def resume() -> None:
-            image = newest_in_memory(folder, RUN)
-            assert image is not None
-            state.load(image.state())
+            with nearest_in_memory(folder, RUN) as image:
+                assert image is not None
+                state.load(kept(image).state())
+                del image
 
         resumes = [timed(resume) for _ in range(max(2, rounds // 2))]
         assert sides.slots.taken == rounds, sides.slots.problem

@@ -25,8 +25,9 @@ def main() -> None:
     model = torch.nn.Linear(16, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = stoker.Loader(Rows(), global_batch_size=BATCH, shuffle=True)
-    state = stoker.State(model=model, optimizer=optimizer, epoch=0, steps=0)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    state = stoker.State(model=model, optimizer=optimizer, schedule=schedule, epoch=0, steps=0, read=[])
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     worlds: list[object] = []
 
     @stoker.elastic
@@ -42,14 +43,22 @@ def main() -> None:
                 optimizer.zero_grad()
                 accelerator.backward(F.cross_entropy(state.wrap(model)(batch["x"]), batch["labels"]))
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                state.read = state.read + accelerator.gather_for_metrics(batch["number"]).tolist()
                 optimizer.step()
+                schedule.step()
                 state.steps += 1
                 state.commit()
             state.epoch += 1
 
     train(state)
     if accelerator.is_main_process:
-        Path("said.json").write_text(json.dumps({"worlds": worlds, "steps": state.steps}))
+        said = {
+            "worlds": worlds,
+            "steps": state.steps,
+            "read": state.read,
+            "learning_rate": schedule.get_last_lr()[0],
+        }
+        Path("said.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Lightning under `stoker run` with two ranks, of which rank 1 kills itself, in one of these places.
 
 `validation`: in the middle of it; `hook`: at the end of a batch, before a checkpoint is written there; `epoch-end`:
-when the last epoch ends. `all`: in the last step of the first epoch, every process that began with the first.
+when the last epoch ends; `before-step`: with all gradients there. `terminated`: rank 0, by SIGTERM in a step. `all`: in
+the last step of the first epoch, every process that began with the first.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from tests.e2e.framework_helpers import Rows
 BATCH, EPOCHS, SAVED_STEP = 17, 2, 4
 
 
-def die(trainer: lightning.Trainer, where: str) -> None:
-    if sys.argv[1] == where and trainer.global_rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+def die(trainer: lightning.Trainer, where: str, by: signal.Signals = signal.SIGKILL) -> None:
+    if sys.argv[1] == where and trainer.global_rank == (where != "terminated"):
+        os.kill(os.getpid(), by)
 
 
 class Model(lightning.LightningModule):
@@ -45,7 +46,14 @@ class Model(lightning.LightningModule):
         self.is_first |= self.global_step == 0
         if self.is_first and self.global_step == 5 and sys.argv[1] == "all":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.global_step == SAVED_STEP:
+            die(self.trainer, "terminated", signal.SIGTERM)
         return F.cross_entropy(self.layers(batch["x"]), batch["labels"])
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if sys.argv[1] == "before-step" and self.global_step == SAVED_STEP:
+            die(self.trainer, "before-step")
+            self.trainer.strategy.barrier()
 
     def validation_step(self, batch: Any, step: int) -> None:
         if step == 2 and not self.trainer.sanity_checking:

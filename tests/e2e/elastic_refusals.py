@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
@@ -17,6 +18,7 @@ import stoker
 from stoker.compat.accelerate import ElasticAccelerator
 from stoker.compat.lightning import ElasticStrategy
 from stoker.compat.transformers import ElasticTrainer, ElasticTrainingArguments
+from stoker.data.session import session
 from stoker.errors import ConfigError
 from tests.e2e.framework_helpers import Rows
 
@@ -48,9 +50,18 @@ def fit(model: Model, loader: Any, **options: Any) -> None:
     ).fit(model, loader)
 
 
-def train(data: Any, kind: Any = ElasticTrainingArguments, resume: str | None = None, **options: Any) -> None:
+def train(data: Any, kind: Any = ElasticTrainingArguments, evaluation: Any = None, **options: Any) -> None:
     arguments = kind("saved", report_to="none", disable_tqdm=True, dataloader_pin_memory=False, **options)
-    ElasticTrainer(torch.nn.Linear(16, 2), arguments, train_dataset=data).train(resume_from_checkpoint=resume)
+    trainer = ElasticTrainer(torch.nn.Linear(16, 2), arguments, train_dataset=data, eval_dataset=evaluation)
+    trainer.evaluate() if evaluation is not None else trainer.train()
+
+
+def exactly(train: Callable[[Any], object]) -> None:
+    """In exact mode, which is a script's as a whole."""
+    try:
+        train(stoker.Loader(Rows(), global_batch_size=20, virtual_ranks=2))
+    finally:
+        session().virtual_ranks = 0
 
 
 def main() -> None:
@@ -61,6 +72,13 @@ def main() -> None:
         "lbfgs": lambda: fit(Model(torch.optim.LBFGS), loader),
         "dataloader": lambda: fit(Model(), DataLoader(Rows(), batch_size=4)),  # type: ignore[arg-type]
         "reloaded": lambda: fit(Model(), loader, reload_dataloaders_every_n_epochs=1),
+        "averaged": lambda: fit(Model(), loader, callbacks=[StochasticWeightAveraging(0.01)]),
+        "synchronized": lambda: fit(Model(), loader, sync_batchnorm=True),
+        "exact": lambda: exactly(lambda divided: fit(Model(), divided)),
+        "trainer exact": lambda: exactly(train),
+        "trainer orders": lambda: train(loader, train_sampling_strategy="group_by_length"),
+        "trainer drops": lambda: train(loader, dataloader_drop_last=True),
+        "trainer evaluates": lambda: train(loader, evaluation=loader),
         "trainer accumulates": lambda: train(loader, gradient_accumulation_steps=2),
         "trainer finds": lambda: train(loader, auto_find_batch_size=True),
         "trainer dataset": lambda: train(Rows()),
@@ -69,6 +87,7 @@ def main() -> None:
         "accelerate divides": lambda: ElasticAccelerator(fsdp_plugin=object()),
         "first": lambda: fit(Model(), loader, accumulate_grad_batches=2),
         "second": lambda: fit(Model(), loader),
+        "trainer second": lambda: train(loader),
     }
     said = {}
     for name, case in cases.items():

@@ -2,7 +2,7 @@
 
 Trains until that one has taken part, to the end of the epoch, and writes what came of it. `2 [resume]`: trains for two
 epochs, and nobody dies. `2 plain`: the same by Trainer itself. `2 tokens`: with a loss that is a mean over tokens, of
-which records have different numbers. `2 evaluation`: rank 1 kills itself in the one after the first epoch.
+which records have different numbers. `2 evaluation`: rank 1 kills itself in the one after the first epoch, in bf16.
 """
 
 from __future__ import annotations
@@ -107,8 +107,10 @@ def main() -> None:
         "per_device_eval_batch_size": BATCH,
         "learning_rate": 0.01,
         "max_grad_norm": 1.0,
+        "bf16": "evaluation" in sys.argv,
         "logging_steps": 5,
         "eval_strategy": "no" if "tokens" in sys.argv else "epoch",
+        "eval_on_start": "evaluation" in sys.argv,
         "save_steps": 7,
         "report_to": "none",
         "disable_tqdm": True,

@@ -150,7 +150,7 @@ def test_trainer_loses_a_rank_in_an_evaluation(tmp_path: Path) -> None:
     assert "12 steps in" in done.err
     assert "0 done again; records missed 0, repeated 0" in done.err
     said = json.loads((tmp_path / "said-0.json").read_text())
-    assert (said["world_size"], said["global_step"], said["epochs"], said["evaluations"]) == (1, 12, 2, 2)
+    assert (said["world_size"], said["global_step"], said["epochs"], said["evaluations"]) == (1, 12, 2, 3)
 
 
 def test_accelerate_knows_the_world_and_its_end(tmp_path: Path) -> None:
@@ -159,7 +159,13 @@ def test_accelerate_knows_the_world_and_its_end(tmp_path: Path) -> None:
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err
     said = json.loads((tmp_path / "said.json").read_text())
-    assert said == {"worlds": [[2, 0, [0, 1]], [1, 0, [0]]], "steps": 12}
+    read = said.pop("read")
+    assert said == {
+        "worlds": [[2, 0, [0, 1]], [1, 0, [0]]],
+        "steps": 12,
+        "learning_rate": pytest.approx(0.1 * 0.9**12),
+    }
+    assert Counter(read) == Counter(dict.fromkeys(range(RECORDS), 2)), "though ranks have 9 and 8 of a batch"
 
 
 @pytest.mark.parametrize("where", ["validation", "hook", "epoch-end"])
@@ -185,6 +191,18 @@ def test_lightning_loses_a_rank_beside_its_steps(tmp_path: Path, where: str) -> 
     )
 
 
+@pytest.mark.parametrize("where", ["terminated", "before-step"])
+def test_lightning_loses_a_rank_in_a_step(tmp_path: Path, where: str) -> None:
+    """By SIGTERM, which is for this one alone; or where hooks look at gradients, before the optimizer has stepped."""
+    done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--max-restarts", "0", "--audit",
+               str(HERE / "elastic_lightning_ends.py"), where, timeout_s=200, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    assert "0 done again; records missed 0, repeated 0" in done.err
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert (said["global_step"], said["epochs"]) == (12, 2)
+    assert said["hooks"][2] == ["validation", 1, 6]
+
+
 def test_lightning_starts_again_from_stokers_checkpoint_when_all_are_lost(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--audit", "--checkpoint-dir", "ckpt",
                "--checkpoint-every", "5", str(HERE / "elastic_lightning_ends.py"), "all",
@@ -206,6 +224,13 @@ def test_what_cannot_be_elastic_is_refused(tmp_path: Path) -> None:
         "lbfgs": "cannot undo a broken step of LBFGS",
         "dataloader": "not on DataLoader",
         "reloaded": "reload_dataloaders_every_n_epochs",
+        "averaged": "cannot go on with StochasticWeightAveraging",
+        "synchronized": "convert_sync_batchnorm",
+        "exact": "no exact mode",
+        "trainer exact": "no exact mode",
+        "trainer orders": "leave out train_sampling_strategy",
+        "trainer drops": "leave out dataloader_drop_last",
+        "trainer evaluates": "give it the dataset",
         "trainer accumulates": "leave out gradient_accumulation_steps",
         "trainer finds": "auto_find_batch_size",
         "trainer dataset": "not on a Rows",
@@ -214,6 +239,7 @@ def test_what_cannot_be_elastic_is_refused(tmp_path: Path) -> None:
         "accelerate divides": "fsdp_plugin",
         "first": "done",
         "second": "fits once in a process",
+        "trainer second": "trains once in a process",
     }
     assert set(said) == set(words)
     assert not {name: said[name] for name in words if words[name] not in said[name]}

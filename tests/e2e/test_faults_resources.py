@@ -60,20 +60,20 @@ def test_a_full_disk_stops_neither_master_nor_workers(tmp_path: Path) -> None:
         job.wait_for_event("node-joined")
         job.start(second)
         job.wait_for_world(2)
-        job.wait(lambda: sorted(saved.glob("commit-*.pt")), "checkpoints")
+        job.wait(lambda: sorted(saved.glob("step-*")), "checkpoints")
         generation, keeps = job.generation(), job.pids(first)
 
         fill_disk(disk)
         job.wait_for_steps(20, second)
-        newest = sorted(saved.glob("commit-*.pt"))[-1]
+        newest = sorted(saved.glob("step-*"))[-1]
         kill(*second.workers())
         job.wait(second.workers, "another worker")
         job.wait_for_world(2, after=generation)
         assert job.pids(first) == keeps
-        assert sorted(saved.glob("commit-*.pt"))[-1] == newest
+        assert sorted(saved.glob("step-*"))[-1] == newest
 
         free_disk(disk)
-        job.wait(lambda: sorted(saved.glob("commit-*.pt"))[-1] > newest, "newer checkpoints")
+        job.wait(lambda: sorted(saved.glob("step-*"))[-1] > newest, "newer checkpoints")
         event = job.wait_for_event("worker-replace")
         assert event.details["generation"] == generation, (
             "what was to be written down meanwhile is written now"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.run_helpers import SCRIPTS, Stoker, ledger, run, said, wait_for
+from tests.e2e.run_helpers import SCRIPTS, Stoker, free_port, kill_all, ledger, run, said, wait_for
+from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 TOY = str(SCRIPTS / "fsdp_toy.py")
@@ -53,6 +54,40 @@ def test_survivors_put_together_what_a_dead_worker_had(tmp_path: Path, rank: int
     assert_as_if_undisturbed(workers)
 
 
+def test_pieces_of_batches_steps_taken_back_and_a_warm_up_with_shares_that_differ(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--nproc-per-node", "3", "--max-restarts", "0", "--audit", TOY, "--uses",
+               "--fail-at", "1:11:backward", timeout_s=START_S)  # fmt: skip
+    assert done.code == 0, done.text
+    assert "records missed 0, repeated 0" in done.err
+    workers = said(tmp_path)
+    assert [w["worlds"][1][2:] for w in workers] == [[2, 11]] * 2
+    assert_as_if_undisturbed(workers)
+
+
+def test_all_workers_of_a_node_end_at_once_and_no_step_is_lost(tmp_path: Path) -> None:
+    """Two nodes of two: each part has its second copy with the other node."""
+    flags = ("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+             "--no-cache", "--audit", TOY, "--step-s", "0.5")  # fmt: skip
+    first = Stoker(tmp_path, *flags)
+    wait_for(lambda: ledger(tmp_path, "world"), START_S, why="world of one node")
+    other = tmp_path / "other"
+    other.mkdir()
+    second = Stoker(other, *flags, environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    wait_for(
+        lambda: any(e["world_size"] == 4 for e in ledger(tmp_path, "world")), START_S, why="world of four"
+    )
+    joined = max(e["step"] for e in ledger(tmp_path, "commit"))
+    wait_for(lambda: max(e["step"] for e in ledger(tmp_path, "commit")) > joined + 4, START_S, why="steps")
+    kill_all(second)
+    done = first.finish(START_S)
+    assert done.code == 0, done.text
+    steps = [e["step"] for e in ledger(tmp_path, "commit") if e["rank"] == 0]
+    assert len(steps) == len(set(steps)) == 2 * STEPS, "no step was done twice"
+    workers = said(tmp_path)
+    assert [w["world_size"] for w in workers] == [2, 2]
+    assert_as_if_undisturbed(workers)
+
+
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     job = Stoker(tmp_path, "run", "--nproc-per-node", "2", "--audit", TOY, "--step-s", "1")
     wait_for(lambda: len(ledger(tmp_path, "commit")) > 6, START_S, why="commits")
@@ -74,13 +109,37 @@ def test_what_two_have_saved_is_read_by_any_number(tmp_path: Path, size: str) ->
     first = run(tmp_path, "run", "--nproc-per-node", "2", *saved, TOY, "--epochs", "1", timeout_s=START_S)
     assert first.code == 0, first.text
     names = sorted(path.name for path in (tmp_path / "ckpt").iterdir())
-    assert names == [f"commit-{n:012d}.{kind}" for n in (12, 18) for kind in ("parts", "pt")]
+    assert names == ["sharded-0", *(f"step-{n:012d}" for n in (12, 18))]
+    parts = sorted(path.name for path in (tmp_path / "ckpt" / "sharded-0").iterdir())
+    assert parts == [f"step-{n:012d}" for n in (6, 12, 18)]
     for path in tmp_path.glob("*.json"):
         path.unlink()
     then = run(tmp_path, "run", "--nproc-per-node", size, *saved, TOY, timeout_s=START_S)
     assert then.code == 0, then.text
     workers = said(tmp_path)
     assert [w["worlds"][0][2:] for w in workers] == [[int(size), 18]] * int(size)
+    assert_as_if_undisturbed(workers)
+
+
+def test_pieces_are_kept_in_s3_and_read_by_another_number(tmp_path: Path) -> None:
+    with s3_server(tmp_path) as endpoint:
+        url = f"s3://{BUCKET}/fsdp?endpoint={endpoint}"
+        saved = ("--checkpoint-dir", url, "--checkpoint-every", "6")
+        first = run(
+            tmp_path, "run", "--nproc-per-node", "2", *saved, TOY, "--epochs", "1", timeout_s=START_S, **KEYS
+        )
+        assert first.code == 0, first.text
+        listed = s3_client(endpoint).list_objects_v2(Bucket=BUCKET, Prefix="fsdp/")["Contents"]
+        assert {"/".join(one["Key"].split("/")[1:-1]) for one in listed} == {
+            *(f"step-{n:012d}" for n in (12, 18)),
+            *(f"sharded-0/step-{n:012d}" for n in (6, 12, 18)),
+        }
+        for path in tmp_path.glob("*.json"):
+            path.unlink()
+        then = run(tmp_path, "run", "--nproc-per-node", "3", *saved, TOY, timeout_s=START_S, **KEYS)
+    assert then.code == 0, then.text
+    workers = said(tmp_path)
+    assert [w["worlds"][0][2:] for w in workers] == [[3, 18]] * 3
     assert_as_if_undisturbed(workers)
 
 

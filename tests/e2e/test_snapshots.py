@@ -68,6 +68,9 @@ def test_all_workers_killed_at_once_go_on_from_memory(tmp_path: Path, memory: Pa
     assert begun[0] == 0
     assert len([w for w in worlds(tmp_path) if w["commits"] == 0]) == 2, "nobody began anew"
     assert all(commits % 5 == 0 for commits in begun)
+    entered = [one for one in ledger(tmp_path, "world") if one["commits"] > 0]
+    assert entered
+    assert not any(one["copied"] for one in entered), "both have loaded the same snapshot"
     last = said(tmp_path)
     assert {one["commits"] for one in last} == {COMMITS}
     assert last[0]["weights"] == last[1]["weights"]

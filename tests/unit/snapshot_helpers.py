@@ -9,8 +9,9 @@ import torch
 
 from stoker.errors import WireError
 from stoker.train.checkpoints.image import Image, image_of
-from stoker.train.checkpoints.layout import COMPLETE, Header, Read, read_header, read_image
+from stoker.train.checkpoints.layout import COMPLETE, Header, Read, image_in, read_header
 from stoker.train.checkpoints.memory import MemorySlots
+from stoker.train.checkpoints.nearest import nearest_in_memory
 
 RUN = "run-1"
 ODD = torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2)
@@ -67,12 +68,20 @@ def reads(raw: bytes) -> Read:
     return read
 
 
-def image_in(raw: bytes) -> tuple[Header, Image]:
+def newest_in_memory(folder: Path, run_id: str) -> Image | None:
+    """As `nearest_in_memory`, in memory of its own."""
+    with nearest_in_memory(folder, run_id) as image:
+        if image is None:
+            return None
+        return image._replace(pieces=[p._replace(tensor=p.tensor.clone()) for p in image.pieces])
+
+
+def snapshot_in(raw: bytes) -> tuple[Header, Image]:
     """Raises WireError for all that is no whole snapshot."""
     header = read_header(reads(raw), len(raw))
     if header.state != COMPLETE:
         raise WireError("not complete")
-    return header, read_image(reads(raw), header)
+    return header, image_in(memoryview(bytearray(raw)), header)
 
 
 def used_bytes(path: Path) -> bytes:

@@ -51,17 +51,24 @@ def test_a_directive_of_an_older_mastership_changes_nothing_however_high_its_num
     assert {e.order.generation for e in taken if isinstance(e, GiveOrder)} == {4}
 
 
-def test_who_holds_rank_0_is_known_beyond_the_end() -> None:
+def test_who_was_in_a_world_saves_in_its_turn_where_no_master_says_who_does() -> None:
     core = started()
-    first = Member("w0", "n", 0, 0, 2, 0, False)
-    second = Member("w1", "n", 1, 1, 2, 0, False)
-    assert not core.holds_rank_0
-    core.on_directive(Directive(seq=2, generation=1, world=WorldView(1, 2, (first, second), 0, 0, "")))
-    assert core.holds_rank_0
-    core.on_directive(Directive(seq=3, generation=1, outcome=Outcome(True, "done", 0)))
-    assert core.holds_rank_0
-    core.on_directive(Directive(seq=4, generation=2, world=WorldView(2, 2, (second,), 0, 0, "")))
-    assert not core.holds_rank_0
+    member = Member("w1", "n", 3, 1, 2, 1, False)
+    assert core.turn_to_save() == (None, "it was in no world")
+    core.on_directive(Directive(seq=2, generation=1, world=WorldView(1, 4, (member,), 0, 0, "")))
+    assert core.turn_to_save() == (1, "there is no master to say who is left")
+    core.on_directive(Directive(seq=3, generation=2, run=(spec("w0"), spec("w1", 1))))
+    assert core.turn_to_save()[0] == 1, "while another world forms it still has what it took in the last one"
+    core.on_directive(Directive(seq=4, generation=2, outcome=Outcome(False, 1, "failed"), saves=True))
+    assert core.turn_to_save() == (None, "the master has said who writes")
+
+
+def test_who_leaves_does_not_save_beside_others() -> None:
+    core = started()
+    member = Member("w1", "n", 3, 1, 2, 1, False)
+    core.on_directive(Directive(seq=2, generation=1, world=WorldView(1, 4, (member,), 0, 0, "")))
+    core.leave("SIGTERM")
+    assert core.turn_to_save()[0] is None
 
 
 def test_a_worker_is_started_once_even_if_it_ended_meanwhile() -> None:

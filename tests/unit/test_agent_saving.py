@@ -38,6 +38,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print('{"commits": 7, "done_bytes": 5, "size_bytes": 10}', flush=True)
 time.sleep(600)
 """
+DIES_AT_THE_END = "input(); input(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 ENDS = "input(); import sys; sys.exit(3)"
 
 
@@ -83,13 +84,13 @@ def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_begins_when_there_is_something_to_write(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path, WELL)
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         await asyncio.sleep(0)
         assert node.saver._starting is None
         node.wants_storage()
-        node.saver.look(holds_rank_0=False)  # another node has rank 0
+        node.saver.look(writes=False)  # another node has rank 0
         assert node.saver._starting is None
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         assert node.saver._starting is not None
         await node.saver._starting
         node.saver.save_soon()
@@ -106,7 +107,7 @@ def test_it_begins_when_there_is_something_to_write(tmp_path: Path) -> None:
 def test_at_the_end_it_is_started_where_it_had_not_begun(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path, WELL)
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         node.wants_storage()
         await node.finish()
         assert [next(iter(command)) for command in node.told()] == ["watch", "finish"]
@@ -114,13 +115,51 @@ def test_at_the_end_it_is_started_where_it_had_not_begun(tmp_path: Path) -> None
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("turn", [0, 2])
+def test_without_a_master_it_writes_beside_others_in_its_turn(
+    tmp_path: Path, turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(delay_s: float) -> None:
+        waited.append(delay_s)
+        await sleep(0)
+
+    async def story() -> None:
+        node = Node(tmp_path, WELL)
+        node.saver.look(writes=False)
+        node.wants_storage()
+        monkeypatch.setattr(asyncio, "sleep", at_once)
+        await node.saver.finish(60.0, asyncio.Event(), turn=turn)
+        watch, finish = node.told()
+        assert watch["beside_others"] is True
+        assert finish == {"finish": True, "beside_others": True}
+
+    asyncio.run(story())
+    assert waited == ([turn * saving.TURN_S] if turn else [])
+
+
+def test_a_saver_that_dies_before_the_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        node = Node(tmp_path, DIES_AT_THE_END)
+        node.wants_storage()
+        node.saver.look(writes=True)
+        await node.finish()
+        assert [(r.kind, "has ended with -9" in r.text) for r in node.remarks] == [
+            ("checkpoint-failed", True)
+        ]
+
+    asyncio.run(story())
+
+
 def test_a_node_without_snapshots_ends_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path, WELL)
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         await node.finish()
         none = NodeSaver(None, "r", {}, remark=node.remarks.append)
-        none.look(holds_rank_0=True)
+        none.look(writes=True)
         await none.finish(1.0, asyncio.Event())
         assert node.told() == []
 
@@ -131,7 +170,7 @@ def test_a_failure_is_remarked_once_and_its_end_too(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path, FAILS_TWICE)
         node.wants_storage()
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         await node.until(2)
         await node.finish()
         assert [(r.kind, r.text) for r in node.remarks] == [
@@ -151,7 +190,7 @@ def test_a_storage_that_hangs_holds_nobody_longer_than_the_limit(
     async def story() -> None:
         node = Node(tmp_path, HANGS)
         node.wants_storage()
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         assert node.saver._starting is not None
         await node.saver._starting
         child = node.saver._child
@@ -168,7 +207,7 @@ def test_who_is_in_a_hurry_does_not_wait(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path, HANGS)
         node.wants_storage()
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         assert node.saver._starting is not None
         await node.saver._starting
         await node.finish(600.0, killed=True)
@@ -184,10 +223,10 @@ def test_one_that_ends_on_its_own_is_remarked_and_another_started(
     async def story() -> None:
         node = Node(tmp_path, ENDS)
         node.wants_storage()
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         await node.until(1)
         assert "has ended with 3" in node.remarks[0].text
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         assert node.saver._starting is not None
         await node.finish(killed=True)
 
@@ -198,12 +237,12 @@ def test_it_ends_when_rank_0_is_elsewhere(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path, HANGS)
         node.wants_storage()
-        node.saver.look(holds_rank_0=True)
+        node.saver.look(writes=True)
         assert node.saver._starting is not None
         await node.saver._starting
         child = node.saver._child
         assert child is not None
-        node.saver.look(holds_rank_0=False)
+        node.saver.look(writes=False)
         assert await child.wait() == -9
         await node.finish()
         assert node.remarks == []

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from stoker.cli.main import main
-from stoker.train.checkpoint import CheckpointFolder
+from stoker.errors import EnvironmentProblem
 from stoker.train.checkpoints.manifest import MANIFEST
 from stoker.train.checkpoints.storage import CheckpointStorage
 from tests.unit.checkpoint_states import flip, image_at, same, state_of
@@ -105,17 +105,18 @@ def test_export_says_what_it_cannot(stoker: Run, folder: Path, tmp_path: Path) -
     assert stoker("export", folder, tmp_path / "a.pt", "--commits", 100, "--force")[0] == 0
 
 
-def test_older_files_are_listed_and_exported(stoker: Run, tmp_path: Path) -> None:
-    CheckpointFolder(tmp_path / "old").save(7, state_of(7))
-    code, out, _ = stoker("ls", tmp_path / "old", "--json")
-    (found,) = json.loads(out)["checkpoints"]
-    assert (code, found["commits"], found["state"]) == (0, 7, "whole")
-    assert stoker("verify", tmp_path / "old")[0] == 0
-    assert stoker("export", tmp_path / "old", tmp_path / "m.pt", "--only", "modules.model")[0] == 0
-    assert same(torch.load(tmp_path / "m.pt", weights_only=True), state_of(7)["modules"]["model"])
-    path = tmp_path / "old" / "commit-000000000007.pt"
-    path.write_bytes(path.read_bytes()[:-50])
-    assert stoker("verify", tmp_path / "old")[0] == 1
+@pytest.mark.parametrize("command", [("ls",), ("verify",), ("export", "m.pt")])
+def test_a_folder_of_an_older_kind_is_not_taken_for_an_empty_one(
+    stoker: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    torch.save({}, tmp_path / "commit-000000000007.pt")
+    code, _, err = stoker(command[0], tmp_path, *command[1:])
+    assert code == 5
+    assert "holds checkpoints of an older kind (commit-….pt), which this Stoker does not read" in err
+    with pytest.raises(EnvironmentProblem, match="of an older kind"):
+        CheckpointStorage(str(tmp_path)).read_newest()
+    CheckpointStorage(str(tmp_path)).write(image_at(9))
+    assert CheckpointStorage(str(tmp_path)).read_newest() is not None
 
 
 def test_a_part_may_have_dots_in_its_keys(stoker: Run, tmp_path: Path) -> None:

@@ -127,6 +127,24 @@ def test_what_the_run_came_from_is_not_written_again(tmp_path: Path) -> None:
     assert again.look(20) == ["saved 20"]
 
 
+def test_beside_others_it_writes_when_told_to_what_is_not_there_yet(tmp_path: Path) -> None:
+    CheckpointStorage(str(tmp_path)).write(image_at(10))
+    world = World(str(tmp_path))
+    world.saver.beside_others = True
+    assert world.look(12) == []  # not on its own
+    for commits, said in ((9, []), (10, []), (12, ["saved 12"])):
+        world.snapshots.commits = commits
+        world.saver.save()
+        assert world.take() == said
+    other = CheckpointStorage(str(tmp_path))
+    for commits in (20, 30):
+        other.write(image_at(commits))
+    world.snapshots.commits = 25
+    world.saver.save()
+    assert world.take() == [], "another node had a newer one"
+    assert [held.commits for held in other.held()] == [20, 30]
+
+
 def test_commands_are_lines_and_bad_ones_are_said(tmp_path: Path) -> None:
     said: list[Result] = []
     snapshots = Snapshots()

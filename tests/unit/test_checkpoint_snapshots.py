@@ -11,8 +11,11 @@ from stoker.errors import WireError
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.layout import HEADER_BYTES
 from stoker.train.checkpoints.memory import MemorySlots
+from stoker.train.checkpoints.nearest import nearest_in_memory
+from stoker.train.checkpoints.slots import Slot
 from stoker.train.checkpoints.snapshots import SlotSnapshots
 from stoker.train.checkpoints.storage import CheckpointStorage
+from tests.unit.checkpoint_states import flip
 from tests.unit.snapshot_helpers import RUN, a_state, same, stable, take
 
 
@@ -84,3 +87,61 @@ def test_its_memory_is_given_back(tmp_path: Path) -> None:
         image = None
     maps = Path("/proc/self/maps").read_text()
     assert sum(str(tmp_path) in line for line in maps.splitlines()) <= 2  # those of the slots themselves
+
+
+def test_what_is_kept_of_the_nearest_does_not_change_with_the_next_snapshots(tmp_path: Path) -> None:
+    """A module's hook, say, holds on to a tensor that it was to copy."""
+    slots = MemorySlots(tmp_path, RUN, 0)
+    take(slots, 1)
+    with nearest_in_memory(tmp_path, RUN) as image:
+        assert image is not None
+        kept = next(piece.tensor for piece in image.pieces if piece.name == "modules.model.w")
+        del image
+    for commits in (2, 3, 4):
+        take(slots, commits)
+    slots.close()
+    assert bool((kept == 1.0).all())
+
+
+def test_the_nearest_is_given_back_and_only_one_and_the_same_has_its_fingerprint(tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path, RUN, 0)
+    fingerprints = []
+    for commits in (1, 1, 2):
+        take(slots, commits)
+        with nearest_in_memory(tmp_path, RUN) as image:
+            assert image is not None
+            fingerprints.append(image.fingerprint)
+            del image
+    slots.close()
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    maps = Path("/proc/self/maps").read_text()
+    assert sum(str(tmp_path) in line for line in maps.splitlines()) <= 2  # those of the slots themselves
+
+
+def test_the_nearest_is_not_written_over_while_it_is_read(tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path, RUN, 0)
+    take(slots, 1)
+    with nearest_in_memory(tmp_path, RUN) as image:
+        assert image is not None
+        for commits in (2, 3):
+            take(slots, commits)
+        w = next(piece.tensor for piece in image.pieces if piece.name == "modules.model.w")
+        assert bool((w == 1.0).all())
+    slots.close()
+    assert (slots.taken, slots.skipped) == (1 + 1, 1)
+
+
+def test_where_the_newest_is_damaged_the_one_before_is_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots = MemorySlots(tmp_path, RUN, 0)
+    first = take(slots, 1)
+    take(slots, 2)
+    slots.close()
+    (path,) = (p for p in tmp_path.glob("*.snapshot") if (header := Slot(p).peek()) and header.commits == 2)
+    flip(path, HEADER_BYTES + 100)
+    with SlotSnapshots(tmp_path, RUN).newest() as image:
+        assert image is not None
+        assert image.commits == 1
+        assert same(image.state(), first)
+    assert "skipping the snapshot" in caplog.text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import fsspec
@@ -13,9 +15,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.train.checkpoints import dcp_write
 from stoker.train.checkpoints.dcp_read import Slice
-from stoker.train.checkpoints.image import image_of
+from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.manifest import MANIFEST
+from stoker.train.checkpoints.places import RemotePlace, Sink
+from stoker.train.checkpoints.reader import CheckpointReader
 from stoker.train.checkpoints.storage import CheckpointStorage
 from tests.unit.checkpoint_states import image_at, rows, same, state_of
 
@@ -74,6 +79,96 @@ def test_one_that_is_written_again_is_the_new_one(url: str) -> None:
     storage.write(image_of(5, {"values": {"x": torch.ones(3)}}))
     assert commits_in(storage) == [5]
     assert torch.equal(storage.read(5).state()["values"]["x"], torch.ones(3))
+
+
+def test_one_that_is_written_again_is_never_without_the_one_before(url: str) -> None:
+    """A writer that is killed in the middle of it takes nothing away."""
+    storage = CheckpointStorage(url, keep=1)
+    storage.write(image_at(5))
+
+    class Killed(BaseException):
+        pass
+
+    whole_meanwhile = []
+
+    def wrote(size_bytes: int) -> None:
+        whole_meanwhile.append(CheckpointStorage(url).newest() is not None)
+        if len(whole_meanwhile) > 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        storage.write(image_at(5), wrote)
+    assert all(whole_meanwhile)
+    assert same(storage.read(5).state(), state_of(5))
+    assert len(storage._place.list()) == 1
+
+
+def test_several_may_write_the_same_commit_at_once(url: str) -> None:
+    """Of nodes that know nothing of each other: each has one of its own, and none removes another's."""
+    images = [image_of(9, {"values": {"x": torch.full((3,), float(n))}}) for n in range(2)]
+    CheckpointStorage(url, keep=1).write(image_at(1))
+
+    def wrote(size_bytes: int) -> None:
+        nonlocal inner
+        if not inner:
+            inner = True
+            CheckpointStorage(url, keep=1).write(images[1], beside_others=True)
+
+    inner = False
+    CheckpointStorage(url, keep=1).write(images[0], wrote, beside_others=True)
+    assert commits_in(CheckpointStorage(url)) == [1, 9, 9]
+    for held in CheckpointStorage(url).held():
+        assert held.reader is not None
+        assert held.reader.verify() == []
+    CheckpointStorage(url, keep=1).write(image_at(10))
+    assert commits_in(CheckpointStorage(url)) == [10]
+
+
+def test_one_that_is_overtaken_while_it_is_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A newcomer finds 5 and 10. 2. The run writes 15 and 20, which removes them. 3. The newcomer reads 10."""
+    storage, read = CheckpointStorage(url), CheckpointReader.read
+    for commits in (5, 10):
+        storage.write(image_at(commits))
+
+    def overtaken(reader: CheckpointReader) -> Image:
+        if reader.commits == 10:
+            for commits in (15, 20):
+                storage.write(image_at(commits))
+        return read(reader)
+
+    monkeypatch.setattr(CheckpointReader, "read", overtaken)
+    image = CheckpointStorage(url).read_newest()
+    assert image is not None
+    assert image.commits == 20
+
+
+def test_a_folder_that_goes_while_it_is_written_to_is_a_problem_of_the_environment(tmp_path: Path) -> None:
+    def wrote(size_bytes: int) -> None:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    with pytest.raises(EnvironmentProblem, match="cannot write to"):
+        CheckpointStorage(str(tmp_path / "run")).write(image_at(1), wrote)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_where_one_of_the_files_fails_so_does_the_checkpoint(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}/run"
+    storage, create = CheckpointStorage(url), RemotePlace.create
+    monkeypatch.setattr(dcp_write, "FILE_BYTES_MIN", 64)
+    storage.write(image_at(1))
+    assert len([name for name in storage._place.list()["step-000000000001"] if name.endswith(".distcp")]) > 1
+
+    def create_or_fail(place: RemotePlace, directory: str, name: str) -> AbstractContextManager[Sink]:
+        if name == f"__0_{failing}.distcp":
+            raise EnvironmentProblem("cannot write to it: 503 Slow Down")
+        return create(place, directory, name)
+
+    monkeypatch.setattr(RemotePlace, "create", create_or_fail)
+    with pytest.raises(EnvironmentProblem, match="503 Slow Down"):
+        storage.write(image_at(2))
+    assert commits_in(storage) == [1]
 
 
 def test_those_beyond_the_run_do_not_push_out_what_it_writes(url: str) -> None:
@@ -202,3 +297,13 @@ def test_what_cannot_be_a_storage_is_said() -> None:
         CheckpointStorage("/tmp/x", keep=0)
     with pytest.raises(ConfigError, match="names no bucket"):
         CheckpointStorage("s3://")
+    for no_folder in ("file://shared/checkpoints", "file://relative", ""):
+        with pytest.raises(ConfigError, match="is no place for checkpoints"):
+            CheckpointStorage(no_folder)
+
+
+@pytest.mark.parametrize(("url", "name"), [("a b", "a b"), ("a%20b", "a%20b"), ("file:a%20b?c#d", "a b?c#d")])
+def test_folders_by_path_and_by_url(tmp_path: Path, url: str, name: str) -> None:
+    scheme, _, rest = url.rpartition(":")
+    CheckpointStorage(f"file://{tmp_path}/{rest}" if scheme else f"{tmp_path}/{rest}").write(image_at(1))
+    assert [path.name for path in tmp_path.iterdir()] == [name]

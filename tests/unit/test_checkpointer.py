@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -20,15 +21,17 @@ from stoker.data.loader import Loader
 from stoker.data.session import session
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.platform import shared_folders
-from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints import slots
 from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.due import Due
-from stoker.train.checkpoints.nearest import newest_in_memory
+from stoker.train.checkpoints.slots import all_slots
+from stoker.train.checkpoints.snapshots import SlotSnapshots
+from stoker.train.checkpoints.storage_port import Loaded, RunStorage
 from stoker.train.elastic import elastic
 from stoker.train.runtime import runtime
 from stoker.train.state import State
-from tests.unit.snapshot_helpers import same
+from tests.unit.snapshot_helpers import newest_in_memory, same
 from tests.unit.test_snapshot_slots import damage
 
 pytestmark = pytest.mark.usefixtures("fresh_process", "node")
@@ -187,9 +190,9 @@ def test_a_folder_for_checkpoints_brings_snapshots_along(node: Path, tmp_path: P
     for _ in range(5):
         step(state)
         finish(state)
-    assert [path.name for path in CheckpointFolder(tmp_path / "c").paths()] == [
-        "commit-000000000002.pt",
-        "commit-000000000004.pt",
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
+        "step-000000000002",
+        "step-000000000004",
     ]
     assert newest(node) == 4
 
@@ -350,11 +353,12 @@ def test_the_newest_of_memory_and_storage_is_taken(
     node: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    stored = CheckpointFolder(tmp_path / "c")
+    folder = tmp_path / "c"
+    stored = RunStorage(str(folder), keep=2)
 
     def start() -> int:
         begin_anew()
-        state = make(checkpointer=Checkpointer(str(stored.folder), every_s=None, every_commits=3))
+        state = make(checkpointer=Checkpointer(str(folder), every_s=None, every_commits=3))
         state._runtime.steps.load_checkpoint(state)
         return state.commits
 
@@ -365,21 +369,39 @@ def test_the_newest_of_memory_and_storage_is_taken(
         step(state)
         finish(state)
     assert start() == 3
-    assert "state loaded from the snapshot in memory at commit 3" in caplog.text
+    assert "state loaded from the snapshot of commit 3 in this node's memory" in caplog.text
     stored.save(2, state.export())
     assert start() == 3
     stored.save(7, state.export())
     assert start() == 7
-    assert "state loaded from the checkpoint at commit 7" in caplog.text
-    (stored.folder / "commit-000000000007.pt").write_bytes(b"broken")
+    assert f"state loaded from the checkpoint of commit 7 in {folder}" in caplog.text
+    (folder / "step-000000000007" / "manifest.json").write_bytes(b"broken")
     assert start() == 3
-    (stored.folder / "commit-000000000002.pt").write_bytes(b"broken")
+    (folder / "step-000000000002" / "manifest.json").write_bytes(b"broken")
     assert start() == 3, "one of memory is enough"
     assert "going on from this node's memory" in caplog.text
     damage(node / "0-0.snapshot")
     begin_anew()
     with pytest.raises(EnvironmentProblem, match="can be read"):
-        Checkpointer(str(stored.folder)).newest()
+        Checkpointer(str(folder)).load_newest(lambda saved: None)
+
+
+def test_what_is_loaded_from_a_storage_has_a_fingerprint_of_its_content(tmp_path: Path) -> None:
+    """Workers that have the same copy nothing from each other."""
+    begin_anew()
+
+    def loaded(folder: str, fill: float, epoch: int = 1) -> str:
+        stored = RunStorage(str(tmp_path / folder), 3)
+        stored.save(3, {"modules": {"m": {"w": torch.full((9,), fill)}}, "values": {"epoch": epoch}})
+        found: list[Loaded] = []
+        Checkpointer(str(tmp_path / folder)).load_newest(found.append)
+        return found[0].fingerprint
+
+    first = loaded("a", 1.0)
+    assert first
+    assert loaded("b", 1.0) == first
+    assert loaded("c", 2.0) != first
+    assert loaded("d", 1.0, epoch=2) != first
 
 
 def test_alone_the_folder_that_is_named_is_made_and_stays(
@@ -397,7 +419,7 @@ def test_alone_the_folder_that_is_named_is_made_and_stays(
 
 
 def test_folders_by_url(tmp_path: Path) -> None:
-    first, second = Checkpointer(f"file://{tmp_path}/a%20b").folder, Checkpointer("some/where").folder
+    first, second = Checkpointer(f"file://{tmp_path}/a%20b").storage, Checkpointer("some/where").storage
     assert first is not None
     assert second is not None
     assert (first.folder, second.folder) == (tmp_path / "a b", Path("some/where"))
@@ -408,7 +430,7 @@ def test_more_checkpoints_are_kept_where_asked_for(tmp_path: Path, node: Path) -
     state.seal()
     for _ in range(5):
         step(state)
-    assert len(CheckpointFolder(tmp_path / "c").paths()) == 3
+    assert len([*(tmp_path / "c").iterdir()]) == 3
 
 
 # -- random generators -----------------------------------------------------------------------------------------
@@ -513,3 +535,42 @@ def test_without_a_place_for_a_folder_the_run_goes_on(
     for _ in range(3):
         step(state)
     assert caplog.text.count("no snapshots are taken") == 1
+
+
+# -- the end of a run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saver", ["1", "0"])
+def test_the_last_state_of_a_run_is_kept_whether_it_was_due_or_not(
+    node: Path, tmp_path: Path, saver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SAVER", saver)
+    url = str(tmp_path / "c")
+    state = make(checkpointer=Checkpointer(url, every_s=None, every_commits=3))
+    train_until(state, Loader(Numbers(), global_batch_size=4), 5)
+    stored = RunStorage(url, keep=2).newest()
+    assert newest(node) == (5 if saver == "1" else 3)
+    assert (stored[0] if stored is not None else None) == (None if saver == "1" else 5)
+
+
+def test_the_last_snapshot_waits_for_the_one_under_way_and_for_who_reads(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SAVER", "1")
+    state = make(checkpointer=Checkpointer(str(tmp_path / "c"), every_s=None, every_commits=1))
+    state.seal()
+    for _ in range(2):
+        step(state)
+        finish(state)
+    source = SlotSnapshots(node, "run-1")
+    with contextlib.ExitStack() as reading:
+        for path in all_slots(node):
+            reading.enter_context(slots.reading(path))
+        step(state)  # its snapshot finds no slot that is free
+        ending = threading.Thread(target=state._runtime.steps.finish, args=(state,))
+        ending.start()
+        ending.join(1.0)
+        assert ending.is_alive()
+        assert source.newest_commits() == 2
+    ending.join(60.0)
+    assert source.newest_commits() == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,12 +20,15 @@ SIZE = 3
 NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
            torch.float32, torch.float64)  # fmt: skip
 ANY = (*NUMBERS, torch.bool, torch.complex64)
+SHAPES = ((4, 5), (300, 5))
+"""One that travels along with the agreement, one that does not."""
 
 
 @pytest.fixture(scope="module")
 def peers() -> Iterator[Peers]:
     some = Peers(SIZE)
     some.all(hvd.init)
+    some.all(hvd.barrier)  # makes the group, which the tests compare with, whichever of them comes first
     yield some
     some.close()
 
@@ -66,8 +70,8 @@ def test_places(peers: Peers) -> None:
 
 
 def check_sums() -> None:
-    for dtype in NUMBERS:
-        tensor = mine(dtype)
+    for dtype, shape in product(NUMBERS, SHAPES):
+        tensor = mine(dtype, *shape)
         wide = tensor.to(torch.int32) if dtype == torch.int16 else tensor  # Gloo has no int16
         expected = plain_sum(wide).to(dtype)
         before = tensor.clone()
@@ -87,16 +91,16 @@ def test_sums(peers: Peers) -> None:
 
 
 def check_other_ops() -> None:
-    for dtype in (torch.int64, torch.float32, torch.float64):
+    for dtype, shape in product((torch.int64, torch.float32, torch.float64), SHAPES):
         for op, torch_op in (
             (hvd.Min, dist.ReduceOp.MIN),
             (hvd.Max, dist.ReduceOp.MAX),
             (hvd.Product, dist.ReduceOp.PRODUCT),
         ):
-            expected = mine(dtype)
+            expected = mine(dtype, *shape)
             dist.all_reduce(expected, op=torch_op)
-            assert torch.equal(hvd.allreduce(mine(dtype), op=op), expected)
-            assert torch.equal(hvd.allreduce_(mine(dtype), op=op), expected)
+            assert torch.equal(hvd.allreduce(mine(dtype, *shape), op=op), expected)
+            assert torch.equal(hvd.allreduce_(mine(dtype, *shape), op=op), expected)
 
 
 def test_other_ops(peers: Peers) -> None:
@@ -110,6 +114,11 @@ def check_means() -> None:
     assert torch.equal(whole, plain_sum(mine(torch.int64)) // SIZE)
     scaled = hvd.allreduce(mine(torch.float32), prescale_factor=2.0, postscale_factor=0.25)
     assert torch.allclose(scaled, plain_sum(mine(torch.float32)) / SIZE / 2)
+    seven = torch.full((2,), 7)
+    assert hvd.allreduce(seven, op=hvd.Sum, prescale_factor=0.5).tolist() == [9, 9], (
+        "3.5 is cut off at the point"
+    )
+    assert hvd.allreduce(seven, op=hvd.Sum, postscale_factor=0.5).tolist() == [10, 10]
     halves = hvd.allreduce(mine(torch.float32), compression=hvd.Compression.fp16)
     assert halves.dtype == torch.float32
     assert torch.allclose(halves, plain_sum(mine(torch.float32)) / SIZE, atol=0.02)
@@ -173,6 +182,8 @@ def check_allgather() -> None:
         )
     ragged = hvd.allgather(torch.full((hvd.rank(), 2), hvd.rank()))
     assert ragged.tolist() == [[1, 1], [2, 2], [2, 2]]
+    ragged = hvd.allgather(torch.full((500 * hvd.rank(), 2), hvd.rank()))
+    assert ragged[:, 1].tolist() == [1] * 500 + [2] * 1000, "too much for some"
     assert hvd.allgather(torch.zeros(0, 2)).shape == (0, 2)
     assert hvd.allgather(torch.tensor(hvd.rank())).tolist() == [0, 1, 2]
 
@@ -182,16 +193,16 @@ def test_allgather(peers: Peers) -> None:
 
 
 def check_broadcast() -> None:
-    for dtype in ANY:
+    for dtype, shape in product(ANY, SHAPES):
         for root in range(SIZE):
-            tensor = mine(dtype)
-            expected = mine(dtype, rank=root)
+            tensor = mine(dtype, *shape)
+            expected = mine(dtype, *shape, rank=root)
             assert torch.equal(hvd.broadcast(tensor, root), expected)
             assert torch.equal(hvd.synchronize(hvd.broadcast_async(tensor, root)), expected)
-            assert torch.equal(tensor, mine(dtype)), "only forms with an underscore change it"
+            assert torch.equal(tensor, mine(dtype, *shape)), "only forms with an underscore change it"
             assert hvd.broadcast_(tensor, root) is tensor
             assert torch.equal(tensor, expected)
-            again = mine(dtype)
+            again = mine(dtype, *shape)
             hvd.synchronize(hvd.broadcast_async_(again, root, name="again"))
             assert torch.equal(again, expected)
 
@@ -202,18 +213,21 @@ def test_broadcast(peers: Peers) -> None:
 
 def check_alltoall() -> None:
     me = hvd.rank()
-    for dtype in ANY:
-        sent = mine(dtype, 2 * SIZE, 2)
-        expected = torch.cat([mine(dtype, 2 * SIZE, 2, rank=r)[2 * me : 2 * me + 2] for r in range(SIZE)])
+    for dtype, width in product(ANY, (2, 200)):
+        sent = mine(dtype, 2 * SIZE, width)
+        of_all = [mine(dtype, 2 * SIZE, width, rank=r) for r in range(SIZE)]
+        expected = torch.cat([one[2 * me : 2 * me + 2] for one in of_all])
         assert torch.equal(hvd.alltoall(sent), expected), dtype
         assert torch.equal(hvd.synchronize(hvd.alltoall_async(sent)), expected)
     flat = torch.empty(2 * SIZE)
     dist.all_to_all_single(flat, mine(torch.float32, 2 * SIZE))
     assert torch.equal(hvd.alltoall(mine(torch.float32, 2 * SIZE)), flat)
     splits = [me, 0, 2]  # to ranks 0, 1 and 2
-    rows, received = hvd.alltoall(torch.full((me + 2, 1), me), splits=torch.tensor(splits))
-    assert received.tolist() == {0: [0, 1, 2], 1: [0, 0, 0], 2: [2, 2, 2]}[me]
-    assert rows.flatten().tolist() == [rank for rank, n in enumerate(received.tolist()) for _ in range(n)]
+    for width in (1, 35, 100):  # with the second, what one rank sends is too much
+        rows, received = hvd.alltoall(torch.full((me + 2, width), me), splits=torch.tensor(splits))
+        assert received.tolist() == {0: [0, 1, 2], 1: [0, 0, 0], 2: [2, 2, 2]}[me]
+        assert rows.shape[1] == width
+        assert rows[:, -1].tolist() == [rank for rank, n in enumerate(received.tolist()) for _ in range(n)]
 
 
 def test_alltoall(peers: Peers) -> None:
@@ -224,6 +238,9 @@ def check_objects() -> None:
     me = {"rank": hvd.rank(), "list": [1, (2, None)], "array": torch.ones(2).numpy()}
     assert hvd.broadcast_object(me, root_rank=2)["rank"] == 2
     assert [one["rank"] for one in hvd.allgather_object(me)] == [0, 1, 2]
+    weights = [torch.full((2,), float(hvd.rank())), torch.full((300,), float(hvd.rank()))]
+    hvd.broadcast_parameters(weights, root_rank=1)
+    assert [one.unique().tolist() for one in weights] == [[1.0], [1.0]], "tensors without names"
     hvd.barrier()
 
 
@@ -267,6 +284,11 @@ def check_gradients() -> None:
     (hvd.allreduce(x) * (me + 1)).sum().backward()
     assert x.grad is not None
     assert torch.allclose(x.grad, torch.full((3,), 2.0)), "the mean of 1, 2 and 3"
+    x = torch.ones(3, requires_grad=True)
+    first, second = hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)
+    (first * me + second).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3.0 + 3 * 2.0] * 3
     x = torch.ones(2, 1, requires_grad=True)
     (hvd.allgather(x) * torch.arange(6).reshape(6, 1)).sum().backward()
     assert x.grad is not None
@@ -295,8 +317,9 @@ def test_gradients_pass_through(peers: Peers) -> None:
 def check_join() -> int:
     for step in range(2 * hvd.rank()):
         working = [rank for rank in range(SIZE) if 2 * rank > step]
-        got = hvd.allreduce(torch.tensor([1.0, float(hvd.rank())]), op=hvd.Sum)
-        assert got.tolist() == [len(working), sum(working)]
+        for count in (1, 500):
+            got = hvd.allreduce(torch.tensor([1.0, float(hvd.rank())] * count), op=hvd.Sum)
+            assert got.tolist() == [len(working), sum(working)] * count
     return hvd.join()
 
 
@@ -328,6 +351,7 @@ def check_differences() -> list[str]:
         lambda: hvd.allreduce(torch.ones(2), op=hvd.Sum if me else hvd.Average),
         lambda: hvd.broadcast(torch.ones(2), root_rank=me),
         lambda: hvd.allgather(torch.ones(2, 3 + me)),
+        lambda: hvd.allreduce(torch.ones(999 if me else 2)),
         lambda: hvd.allgather(torch.ones(2)) if me else hvd.barrier(),
         lambda: hvd.grouped_allreduce([torch.ones(2), torch.ones(2 + me)]),
         lambda: hvd.broadcast_parameters({"weight": torch.ones(1 + me)}),
@@ -349,7 +373,17 @@ def test_what_differs_between_ranks_is_named_on_all_of_them(peers: Peers) -> Non
     )
     for text, words in zip(
         first[1:],
-        ("float64 [2]", "'b'", "op=Sum", "root_rank=2", "[5]", "barrier", "[[2], [4]]", "weight [3]"),
+        (
+            "float64 [2]",
+            "'b'",
+            "op=Sum",
+            "root_rank=2",
+            "[5]",
+            "[999]",
+            "barrier",
+            "[[2], [4]]",
+            "weight [3]",
+        ),
         strict=True,
     ):
         assert words in text
@@ -359,9 +393,10 @@ def check_refusals() -> None:
     for wrong, attempt in (
         ("op=.* or average=", lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)),
         ("Adasum", lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum)),
-        ("process sets", lambda: hvd.allreduce(torch.ones(1), process_set=object())),
+        ("process_set takes an hvd.ProcessSet", lambda: hvd.allreduce(torch.ones(1), process_set=object())),
         ("not bool", lambda: hvd.allreduce(torch.ones(1, dtype=torch.bool))),
-        ("floating-point", lambda: hvd.allreduce(torch.ones(1, dtype=torch.int64), prescale_factor=2.0)),
+        (r"init\(comm=\[0, 1\]\): all 3 ranks", lambda: hvd.init(comm=[0, 1])),
+        ("no timeline", lambda: hvd.start_timeline("timeline.json")),
         ("root_rank=3", lambda: hvd.broadcast(torch.ones(1), 3)),
         ("evenly", lambda: hvd.alltoall(torch.ones(4))),
         ("make up 3 rows", lambda: hvd.alltoall(torch.ones(3), splits=[1, 1, 2])),

@@ -121,6 +121,39 @@ def test_a_state_of_the_scripts_own() -> None:
         """)
 
 
+def test_a_state_that_passes_on_horovods_own_arguments() -> None:
+    alone("""
+        class Own(hvd.elastic.State):
+            def __init__(self, value):
+                super().__init__(hvd.broadcast_object, hvd.rank)
+                self.value = value
+            def save(self): pass
+            def restore(self): pass
+            def sync(self): pass
+
+        assert hvd.elastic.run(lambda state: state.value)(Own(3)) == 3
+        """)
+
+
+def test_what_is_assigned_anew_is_what_a_failure_brings_back() -> None:
+    alone("""
+        calls = []
+
+        @hvd.elastic.run
+        def train(state):
+            calls.append(state.model.weight.shape)
+            if len(calls) == 1:
+                state.model = torch.nn.Linear(3, 3)
+                globals()["weight"] = state.model.weight.detach().clone()
+                torch.nn.init.zeros_(state.model.weight)
+                raise hvd.HorovodInternalError
+            assert torch.equal(state.model.weight, weight)
+
+        train(hvd.elastic.TorchState(model=torch.nn.Linear(2, 2)))
+        assert calls == [(2, 2), (3, 3)]
+        """)
+
+
 def test_the_scripts_own_errors_are_its_own() -> None:
     text = """
         @hvd.elastic.run
@@ -174,6 +207,23 @@ def test_names_that_scripts_import() -> None:
         import horovod, horovod.torch
         from horovod.torch.elastic import ElasticSampler, TorchState, run
         from horovod.common.exceptions import HorovodInternalError
+        from horovod.common.process_sets import ProcessSet
+        from horovod.common.util import nccl_built
+        from horovod.torch.compression import Compression
+        from horovod.torch.elastic.sampler import ElasticSampler as Sampler
+        from horovod.torch.elastic.state import ObjectState
+        from horovod.torch.functions import broadcast_object
+        from horovod.torch.mpi_ops import Average, allreduce_async, rank, size, synchronize
+        from horovod.torch.optimizer import DistributedOptimizer
+        import horovod.torch.mpi_ops as ops
+        assert ops.rank is hvd.rank is hvd.mpi_ops.rank and Sampler is ElasticSampler
+        assert tuple(map(int, horovod.__version__.split("."))) >= (0, 28) and not nccl_built()
+        try:
+            horovod.run(print, np=2)
+        except Exception as error:
+            assert "stoker run --horovod" in str(error)
+        else:
+            raise AssertionError
         assert horovod.torch is hvd and hvd.elastic.run is run
         assert hvd.HorovodInternalError is HorovodInternalError
         try:

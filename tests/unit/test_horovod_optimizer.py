@@ -140,6 +140,44 @@ def test_synchronize_and_clip(peers: Peers) -> None:
     peers.all(check_clipping)
 
 
+def check_closures() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model))
+    for step in range(STEPS):
+        x, y = share(step)
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
+        assert isinstance(loss, torch.Tensor)
+    assert_same(model, whole_batch())
+
+
+def test_gradients_that_a_closure_makes_are_reduced(peers: Peers) -> None:
+    """Horovod reduces before the closure is called, and steps with each rank's own."""
+    peers.all(check_closures)
+
+
+def check_left_out_step() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model))
+    model(torch.full((1, 4), float(hvd.rank()))).sum().backward()
+    optimizer.synchronize()  # type: ignore[attr-defined]
+    optimizer.zero_grad()  # as a GradScaler that has found an infinite gradient: no step
+    model(torch.full((1, 4), float(hvd.rank()))).sum().backward()
+    optimizer.step()
+    sums = hvd.allgather_object([p.sum().item() for p in model.parameters()])
+    assert sums[0] == sums[1] == sums[2]
+
+
+def test_a_step_that_was_left_out_after_synchronize(peers: Peers) -> None:
+    peers.all(check_left_out_step)
+
+
 class Branches(torch.nn.Module):
     """Each rank uses another part, one is used by none, and they are more than one bucket."""
 
@@ -345,6 +383,7 @@ def check_refusals() -> None:
         ("hvd.Average or hvd.Sum", lambda: distributed(parameters, op=hvd.Max)),
         ("is for op=hvd.Average", lambda: distributed(parameters, op=hvd.Sum, gradient_predivide_factor=2.0)),
         ("at least 1", lambda: distributed(parameters, backward_passes_per_step=0)),
+        ("LBFGS", lambda: hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))),
         ("already", lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(make_sgd(model)))),
     ]
 

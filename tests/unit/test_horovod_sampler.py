@@ -76,6 +76,18 @@ def test_the_epoch_under_way_goes_on_where_it_is() -> None:
     assert list(sampler) != first
 
 
+def test_a_script_that_counts_on_over_worlds() -> None:
+    """It would lose records if its numbers were taken for places in what was divided anew."""
+    first = samplers(100, 2)
+    for batch in range(4):
+        for sampler in first:
+            sampler.record_batch(batch, 5)
+    second = samplers(100, 3, first[0].state_dict())
+    for sampler in second:
+        sampler.record_batch(4, 5)
+    assert second[0].state_dict()["processed_num"] == 4 * 5 * 2 + 5 * 3
+
+
 def test_records_by_their_numbers() -> None:
     ranks = samplers(10, 2)
     done = [sampler.get_indices(0, 3) for sampler in ranks]

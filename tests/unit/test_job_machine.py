@@ -279,3 +279,44 @@ def test_failures_are_forgiven_where_shards_were_done_before_the_steps() -> None
             player.play(f"worker a {name} commits={commits} after=10")
         told = player.play(f"worker a {name} signal=11")
         assert any("[worker-replace]" in line and "restart 1 of 3" in line for line in told), told
+
+
+def test_where_rank_0s_node_is_lost_another_writes_the_snapshots() -> None:
+    player = Player()
+
+    def saving() -> list[str]:
+        nodes = player.machine.state.roster.nodes.values()
+        return [node.node for node in nodes if node.sent is not None and node.sent.saves]
+
+    player.play("config min_nodes=2 max_nodes=2 timeout_s=20 beat_timeout_s=9000 last_call_s=0")
+    for name in "ab":
+        player.play(f"join {name}")
+        player.play(f"report {name}")
+    assert saving() == [], "there was no world yet"
+    generation = player.machine.generation
+    for age, name in enumerate("ab"):
+        player.play(f"worker {name} worker-{age} phase=parked generation={generation}")
+    assert player.machine.phase == "running"
+    assert saving() == ["a"]
+    player.play("lost a")
+    assert saving() == ["b"]
+    player.play("tick after=21")
+    assert player.machine.phase == "ended"
+    assert saving() == ["b"]
+
+
+def test_who_was_to_write_at_the_end_is_not_relieved_by_others() -> None:
+    player = Player()
+    player.play("config min_nodes=2 max_nodes=2 timeout_s=60 beat_timeout_s=9000 last_call_s=0")
+    for name in "ab":
+        player.play(f"join {name}")
+        player.play(f"report {name}")
+    generation = player.machine.generation
+    for age, name in enumerate("ab"):
+        player.play(f"worker {name} worker-{age} phase=parked generation={generation}")
+    for age, name in enumerate("ab"):
+        player.play(f"worker {name} worker-{age} phase=finished")
+    assert player.machine.phase == "ended"
+    player.play("lost a")
+    nodes = player.machine.state.roster.nodes
+    assert {name: node.sent is not None and node.sent.saves for name, node in nodes.items()} == {"b": False}

@@ -77,3 +77,16 @@ def test_a_finished_worker_leaves_at_once() -> None:
     assert core.interruption() == "now"
     core.on_order(Order(generation=2, released=True))
     assert core.released
+
+
+def test_what_it_was_loaded_from_counts_until_it_has_another_state() -> None:
+    core = MemberCore("w0")
+    core.loaded(7, "x")
+    core.park(commits=core.commits, clean=True, store="h:1")
+    assert (core.state().commits, core.state().restored, core.state().fresh) == (7, "x", True)
+    core.loaded(9, "")  # a copy came, and the world broke before it was there
+    core.leave(clean=True)
+    assert (core.state().commits, core.state().restored, core.state().fresh) == (9, "", True)
+    core.loaded(7, "x")
+    core.synced(9)
+    assert (core.state().commits, core.state().restored, core.state().fresh) == (9, "", False)

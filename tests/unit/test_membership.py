@@ -55,6 +55,22 @@ def test_at_the_start_everybody_copies_rank_zero() -> None:
     assert [m.copy_state for m in world.members] == [False, True, True]
 
 
+def test_newcomers_that_have_loaded_the_same_copy_nothing() -> None:
+    def alike(worker: str, slot: int, restored: str, **state: object) -> Candidate:
+        return candidate(worker, slot=slot, fresh=True, restored=restored, **state)
+
+    def copies(*candidates: Candidate) -> list[bool]:
+        return [member.copy_state for member in world_of(*candidates).members]
+
+    assert copies(alike("w1", 0, "x"), alike("w2", 1, "x")) == [False, False]
+    assert copies(alike("w1", 0, "x"), alike("w2", 1, "y")) == [False, True]
+    assert copies(alike("w1", 0, ""), alike("w2", 1, "")) == [False, True]
+    assert copies(alike("w1", 0, "x"), alike("w2", 1, "x", commits=4)) == [False, True]
+    assert copies(alike("w1", 0, "x"), alike("w2", 1, "x", clean=False)) == [False, True]
+    survivor = candidate("w1", restored="x")
+    assert copies(survivor, alike("w2", 1, "x")) == [False, True]
+
+
 def test_of_equal_commits_a_survivor_is_preferred_to_a_newcomer() -> None:
     world = world_of(candidate("w1", fresh=True), candidate("w2", slot=1))
     assert world.source == 1

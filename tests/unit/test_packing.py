@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter, OrderedDict, defaultdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, WireError
-from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints.storage_port import RunStorage
 from stoker.train.packing import decode_header, encode_header, normalised, pack, unpack
 from stoker.train.transfer import bytes_of
 
@@ -78,9 +77,9 @@ def over_the_wire(value: Any) -> Any:
 
 def from_a_checkpoint(value: Any) -> Any:
     with tempfile.TemporaryDirectory() as name:
-        folder = CheckpointFolder(Path(name))
-        assert folder.save(1, {"value": normalised(value)}), folder.problem
-        found = folder.newest()
+        storage = RunStorage(name, keep=2)
+        assert storage.save(1, {"value": normalised(value)}), storage.problem
+        found = storage.newest()
     assert found is not None
     return found[1]["value"]
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.errors import ConfigError, WireError
+from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.checkpoints.image import image_of
 from stoker.train.dtensors import Box, Target, box_of, local_of
 from stoker.train.packing import encode_header, pack
@@ -153,5 +154,7 @@ def test_a_sharded_model_is_there_in_a_world_only() -> None:
         _ = state.net.model
     with pytest.raises(ConfigError, match="returns a model and its optimizer"):
         sharded.make(CPU)
+    with pytest.raises(ConfigError, match="give the Checkpointer a folder that all nodes share"):
+        State(net=sharded, checkpointer=Checkpointer(every_s=1))
     with pytest.raises(ConfigError, match="takes a function"):
         Sharded(3)  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ import torch
 
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.memory import MemorySlots
-from stoker.train.checkpoints.nearest import newest_in_memory
-from tests.unit.snapshot_helpers import RUN, same
+from tests.unit.snapshot_helpers import RUN, newest_in_memory, same
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -26,7 +26,7 @@ from stoker.train.checkpoints.layout import (
     run_digest,
 )
 from stoker.train.checkpoints.memory import MemorySlots
-from tests.unit.snapshot_helpers import RUN, a_state, image_in, same, take, used_bytes
+from tests.unit.snapshot_helpers import RUN, a_state, same, snapshot_in, take, used_bytes
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     state = take(MemorySlots(tmp_path, RUN, 0), 5)
-    header, image = image_in(used_bytes(tmp_path / "0-0.snapshot"))
+    header, image = snapshot_in(used_bytes(tmp_path / "0-0.snapshot"))
     assert (header.commits, header.run, image.commits) == (5, run_digest(RUN), 5)
     assert same(image.state(), state)
     assert [piece.shape for piece in image.pieces if piece.name == "modules.model.odd"] == [(4, 3, 2)]
@@ -59,17 +59,17 @@ def test_pieces_are_aligned_and_apart() -> None:
 
 
 def test_a_file_cut_off_at_any_byte_is_no_snapshot(small: bytes) -> None:
-    image_in(small)
+    snapshot_in(small)
     for end in range(len(small)):
         if HEADER_BYTES // 2 < end < HEADER_BYTES - 4:
             continue  # all the same
         with pytest.raises(WireError):
-            image_in(small[:end])
+            snapshot_in(small[:end])
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_counts(small: bytes) -> None:
     """Of the rest of the header's page and the gaps between pieces nothing is read."""
-    header, image = image_in(small)
+    header, image = snapshot_in(small)
     places = place_pieces(image.pieces)[0]
     gaps = set(range(HEADER_BYTES, header.description_at))
     for place in places:
@@ -81,13 +81,13 @@ def test_a_flipped_bit_is_noticed_wherever_it_counts(small: bytes) -> None:
         raw = bytearray(small)
         raw[at] ^= 1 << rng.randrange(8)
         with pytest.raises(WireError):
-            image_in(bytes(raw))
+            snapshot_in(bytes(raw))
 
 
 def test_the_message_says_what_is_wrong(small: bytes) -> None:
     def why(raw: bytes) -> str:
         with pytest.raises(WireError) as told:
-            image_in(raw)
+            snapshot_in(raw)
         return str(told.value)
 
     def flipped(at: int) -> bytes:
@@ -95,7 +95,7 @@ def test_the_message_says_what_is_wrong(small: bytes) -> None:
         raw[at] ^= 1
         return bytes(raw)
 
-    header, _ = image_in(small)
+    header, _ = snapshot_in(small)
     assert "does not begin as a snapshot does" in why(flipped(0))
     assert "checksum of the header" in why(flipped(40))
     assert "the checksum of modules.model.w does not hold" in why(flipped(HEADER_BYTES))
@@ -122,7 +122,7 @@ def test_a_description_never_outgrows_what_was_reckoned() -> None:
 
 def test_a_description_that_contradicts_itself_is_refused(small: bytes) -> None:
     """Its checksum holds: who wrote it was wrong."""
-    header, image = image_in(small)
+    header, image = snapshot_in(small)
     places = place_pieces(image.pieces)[0]
     for wrong in (
         places[0]._replace(position=2**40),
@@ -138,7 +138,7 @@ def test_a_description_that_contradicts_itself_is_refused(small: bytes) -> None:
         body = bytearray(small[: header.description_at] + raw)
         body[: len(encode_header(head))] = encode_header(head)
         with pytest.raises(WireError, match=r"contradicts itself about|there is no tensor type"):
-            image_in(bytes(body))
+            snapshot_in(bytes(body))
 
 
 def test_pieces_of_divided_tensors_keep_their_places(tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_pieces_of_divided_tensors_keep_their_places(tmp_path: Path) -> None:
     slots = MemorySlots(tmp_path, RUN, 0)
     assert slots.take(image._replace(pieces=[piece]), set())
     slots.finish()
-    _, found = image_in(used_bytes(tmp_path / "0-0.snapshot"))
+    _, found = snapshot_in(used_bytes(tmp_path / "0-0.snapshot"))
     assert found.pieces[0][1:3] == ((12,), (6,))
     assert torch.equal(found.pieces[0].tensor, torch.arange(6.0))

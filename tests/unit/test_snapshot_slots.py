@@ -22,8 +22,7 @@ from stoker.train.checkpoints import slots as slot_files
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.memory import MemorySlots
-from stoker.train.checkpoints.nearest import newest_in_memory
-from tests.unit.snapshot_helpers import RUN, a_state, same, stable, take
+from tests.unit.snapshot_helpers import RUN, a_state, newest_in_memory, same, stable, take
 
 
 @pytest.fixture
@@ -395,6 +394,18 @@ def test_a_snapshot_does_not_wait_long_for_its_room(
     slots.finish()
     take(slots, 2)
     assert newest(slots.folder) == 2
+
+
+@pytest.mark.parametrize("harm", ["removed", "cut off"])
+def test_files_that_others_have_removed_or_cut_off_are_made_anew(slots: MemorySlots, harm: str) -> None:
+    """A cleaner of /dev/shm, say. The process has the old ones mapped: a write behind their end would kill it."""
+    for commits in (1, 2):
+        take(slots, commits)
+    for path in slots.folder.iterdir():
+        path.unlink() if harm == "removed" else os.truncate(path, 0)
+    for commits in (3, 4):
+        take(slots, commits)
+        assert newest(slots.folder) == commits
 
 
 def test_a_folder_that_is_gone_costs_the_snapshot(tmp_path: Path) -> None:

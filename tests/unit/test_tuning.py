@@ -373,6 +373,21 @@ def test_the_pieces_gradients_add_up_to_the_batchs_own(records: int, alone_in_a_
             assert torch.allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.parametrize("records", [0, 3, 10])
+def test_pieces_beyond_a_batch_weigh_nothing(records: int, alone_in_a_group: None) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(5, 2))
+    x = torch.randn(10, 5)
+    model(x).mean().backward()
+    whole = gradients(model)
+    reduces = []
+    for piece, weight in micro_batches(x, records, model, at_least=6):
+        reduces.append(model.require_backward_grad_sync)
+        (model(piece).mean() * weight).backward()
+    assert reduces == [False] * 5 + [True]
+    for one, other in zip(whole, gradients(model), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
 def test_gradients_are_reduced_in_the_last_piece_only(alone_in_a_group: None) -> None:
     wrapped = DistributedDataParallel(torch.nn.Linear(3, 1))
     reduces = [wrapped.require_backward_grad_sync for _ in micro_batches(torch.randn(7, 3), 3, wrapped)]

@@ -137,8 +137,9 @@ class Agent:
         finally:
             self._apply(self.core.stop_all())
             await self._idle.wait()
-            self._saver.look(holds_rank_0=self.core.holds_rank_0)
-            await self._saver.finish(self._saver_limit_s(), self._killed)
+            self._saver.look(writes=self.core.directive.saves)
+            turn, _ = self.core.turn_to_save()
+            await self._saver.finish(self._saver_limit_s(), self._killed, turn=turn)
             await self._flush()
             self._duties.close()
             self._stops.close()
@@ -346,7 +347,7 @@ class Agent:
         debugger holds."""
         now = self.clock.now()
         self._exits.tick(now)
-        self._saver.look(holds_rank_0=self.core.holds_rank_0)
+        self._saver.look(writes=self.core.directive.saves)
         silence_s = self.config.timeouts.beat_timeout_s / 2
         for worker, running in self._running.items():
             self._look_at(worker, running)

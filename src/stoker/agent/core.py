@@ -104,8 +104,8 @@ class NodeCore:
         self.leaving = ""
         self.problem = ""
         self.directive = Directive(seq=0, generation=0)
-        self.holds_rank_0 = False
-        """Whether the worker of rank 0 of the newest world that this node was told of is here."""
+        self.group_rank = -1
+        """This node's number in the newest world in which it had workers; -1: there was none."""
         self._world = 0
         self._seq = 0
         self._beats = 0
@@ -122,7 +122,7 @@ class NodeCore:
         self.directive = directive
         if directive.world is not None:
             self._world = directive.world.generation
-            self.holds_rank_0 = any(member.rank == 0 for member in directive.world.members)
+            self.group_rank = next((m.group_rank for m in directive.world.members), self.group_rank)
         self.leaving = self.leaving or directive.leave
         effects: list[Effect] = []
         wanted = {spec.worker for spec in directive.run}
@@ -255,6 +255,16 @@ class NodeCore:
     def was_taken(self) -> bool:
         """Whether a master has accepted this node."""
         return self.directive.seq > 0
+
+    def turn_to_save(self) -> tuple[int | None, str]:
+        """At this node's end: whether it writes its newest snapshot beside others who may do the same, and as which of
+        them; None: only if the master has said so. And why.
+        """
+        if self.directive.outcome is not None or self.leaving:
+            return None, "the master has said who writes"
+        if self.group_rank < 0:
+            return None, "it was in no world"
+        return self.group_rank, "there is no master to say who is left"
 
     @property
     def world(self) -> int:

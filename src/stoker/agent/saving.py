@@ -33,6 +33,8 @@ COMMAND = (sys.executable, "-P", "-m", "stoker.train.checkpoints.saver")
 START_AGAIN_S = 30.0
 """Seconds after which another saver is started in the place of one that has ended on its own."""
 SAY_EVERY_S = 10.0
+TURN_S = 5.0
+"""Seconds that nodes which have lost their master leave to each other: who finds the state written writes nothing."""
 
 
 class NodeSaver:
@@ -62,12 +64,14 @@ class NodeSaver:
         self._newest = Result()
         """The newest word about one that is being written."""
         self._is_ending = False
+        self._is_beside = False
+        """Others may be writing as well."""
 
-    def look(self, *, holds_rank_0: bool) -> None:
-        """On each beat. `holds_rank_0`: whether this node has the worker of rank 0, whose state is written."""
-        if holds_rank_0 != self._is_ours:
-            self._is_ours = holds_rank_0
-            if not holds_rank_0:
+    def look(self, *, writes: bool) -> None:
+        """On each beat. `writes`: whether it is this node whose snapshots are written."""
+        if writes != self._is_ours:
+            self._is_ours = writes
+            if not writes:
                 self.kill()  # another node writes from now on
         idle = self._starting is None and self._child is None
         if idle and self._is_ours and time.monotonic() >= self._start_at and self._has_work():
@@ -77,12 +81,17 @@ class NodeSaver:
         """A worker has failed: what there is in memory is to last."""
         self._tell(Command(save={}))
 
-    async def finish(self, limit_s: float, killed: asyncio.Event) -> None:
-        """Have the newest snapshot written, and end. Gives up after `limit_s`, or when `killed` is set."""
+    async def finish(self, limit_s: float, killed: asyncio.Event, *, turn: int | None = None) -> None:
+        """Have the newest snapshot written, and end. Gives up after `limit_s`, or when `killed` is set.
+
+        `turn`: nobody says which node writes; each of them does in its turn, unless it finds the state written.
+        """
         self._is_ending = True
+        if turn is not None:
+            self._is_ours = self._is_beside = True
         if self._child is None and self._starting is None and self._is_ours and self._has_work():
             self._starting = asyncio.create_task(self._start())
-        ending = asyncio.create_task(self._finish())
+        ending = asyncio.create_task(self._finish(turn or 0))
         stop = asyncio.create_task(killed.wait())
         deadline = time.monotonic() + limit_s
         try:
@@ -146,6 +155,7 @@ class NodeSaver:
             url=wanted.url,
             keep=wanted.keep,
             every_s=wanted.every_s,
+            beside_others=self._is_beside,
         )
         self._tell(watch)
         self._hearing = asyncio.create_task(self._hear(self._child))
@@ -162,7 +172,7 @@ class NodeSaver:
                 log.warning("%s", error)
         code = await child.wait()
         self._child = None
-        if self._is_ours and not self._is_ending:
+        if self._is_ours and (code != 0 or not self._is_ending):
             self._start_at = time.monotonic() + START_AGAIN_S
             self._failed(f"the process that writes snapshots to the storage has ended with {code}")
 
@@ -188,12 +198,13 @@ class NodeSaver:
         if self._child is not None and self._child.stdin is not None:
             self._child.stdin.write(encode_line(command))
 
-    async def _finish(self) -> None:
+    async def _finish(self, turn: int) -> None:
         if self._starting is not None:
             await asyncio.shield(self._starting)
-        child = self._child
-        if child is not None:
-            self._tell(Command(finish=True))
+        if self._child is not None and turn:
+            await asyncio.sleep(turn * TURN_S)
+        if self._child is not None:
+            self._tell(Command(finish=True, beside_others=self._is_beside))
             assert self._hearing is not None
             await asyncio.shield(self._hearing)
 

@@ -16,7 +16,7 @@ examples:
   stoker run --nproc-per-node 4 train.py        run a script as torchrun does, elastically
   stoker job status --watch                     look at the job that runs here
   stoker cache serve --dir /ssd --bucket d=s3://bucket/data
-  stoker cache status
+  stoker cache status --endpoint http://localhost:7070 --token TOKEN
   stoker data head s3://bucket/data -n 3
   stoker checkpoint ls s3://bucket/run-7
 

@@ -20,10 +20,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, recursively_apply
 
+from stoker.data.session import session
 from stoker.errors import ConfigError
 from stoker.train.accelerator import backend_of
 from stoker.train.context import Context, init
@@ -71,6 +74,31 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]
     ) -> Any:
         """To the device, with mixed precision, but not wrapped for a group that will not last."""
         return super().prepare_model(model, device_placement=device_placement, evaluation_mode=True)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Steps once where the optimizer does: a global batch is the same at every size of the world."""
+        prepared = super().prepare_scheduler(scheduler)
+        if isinstance(prepared, AcceleratedScheduler):
+            prepared.split_batches = True
+        return prepared
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Each row of all ranks once, in their order, for the newest batch of a `stoker.Loader`, of which ranks may
+        have unequal shares; in a loop over a DataLoader that was prepared, Accelerate's own."""
+        if self.gradient_state.in_dataloader:
+            return super().gather_for_metrics(input_data, use_gather_object)
+        share = session().share
+        if share is not None and share.records == 0:  # a record that only keeps in step
+            input_data = recursively_apply(lambda tensor: tensor[:0] if tensor.dim() else tensor, input_data)
+        if self.num_processes == 1 or use_gather_object:
+            return super().gather_for_metrics(input_data, use_gather_object)
+        return recursively_apply(self._gather_rows, input_data, error_on_other_type=True)
+
+    def _gather_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        rows = tensor if tensor.dim() else tensor[None]
+        sizes = self.gather(torch.tensor([len(rows)], device=rows.device)).tolist()
+        padded = self.gather(self.pad_across_processes(rows, dim=0)).split(max(sizes))
+        return torch.cat([part[:size] for part, size in zip(padded, sizes, strict=True)])
 
     def enter_world(self) -> None:
         """Take over the present world: first thing in the `@stoker.elastic` function."""

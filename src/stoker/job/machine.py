@@ -374,15 +374,15 @@ class JobMachine:
             state.generations.world if is_fixed else None,
             state.outcome,
             state.note,
+            watch.saving_node(state.generations, roster),
         )
         same = len(told) == len(self._told) and all(
             a is b or a == b for a, b in zip(told, self._told, strict=True)
         )
         self._told = told
         some = sorted(name for name in state.touched | state.retold if name in roster.nodes)
-        names = some if same else list(roster.nodes)
         state.retold.clear()
-        for name in names:
+        for name in some if same else list(roster.nodes):
             node = roster.nodes[name]
             wanted = watch.directive_for(
                 node,

@@ -20,6 +20,8 @@ class Candidate(NamedTuple):
     clean: bool
     fresh: bool
     store: str
+    restored: str = ""
+    """What a fresh one has loaded its state from; see `WorkerState`."""
 
 
 def select_nodes(oldest_first: Sequence[str], *, target: int, unit: int) -> list[str]:
@@ -39,7 +41,7 @@ def form_world(generation: int, candidates: Sequence[Candidate]) -> World | NoSo
 
     Ranks: nodes oldest first, then by slot. Source: of those whose state stands exactly at a commit the one
     with the most commits; a survivor before a newcomer; then the lowest rank. Survivors with equal commits
-    copy nothing.
+    copy nothing, nor do newcomers that have all loaded the same.
     """
     ordered = sorted(candidates, key=lambda c: (c.node_age, c.node, c.slot, c.worker))
     source = _source_rank(ordered)
@@ -56,7 +58,8 @@ def form_world(generation: int, candidates: Sequence[Candidate]) -> World | NoSo
     for rank, candidate in enumerate(ordered):
         local_rank = local.get(candidate.node, 0)
         local[candidate.node] = local_rank + 1
-        same = candidate.clean and not candidate.fresh and candidate.commits == best.commits
+        is_equal = candidate.clean and candidate.commits == best.commits
+        same = is_equal and (not candidate.fresh or _loaded_the_same(candidate, best))
         members.append(
             Member(
                 worker=candidate.worker,
@@ -75,6 +78,11 @@ def form_world(generation: int, candidates: Sequence[Candidate]) -> World | NoSo
         commits=best.commits,
         store=ordered[0].store,
     )
+
+
+def _loaded_the_same(one: Candidate, source: Candidate) -> bool:
+    """Not where the source has been in a world since: nobody knows what was made of it there."""
+    return source.fresh and bool(one.restored) and one.restored == source.restored
 
 
 def _source_rank(ordered: Sequence[Candidate]) -> int | None:

@@ -348,4 +348,5 @@ class Roster:
             clean=worker.state.clean,
             fresh=worker.state.fresh,
             store=worker.state.store,
+            restored=worker.state.restored,
         )

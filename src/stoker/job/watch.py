@@ -139,7 +139,17 @@ def directive_for(
         note=note,
         epoch=epoch,
         report_interval_s=report_interval_s(len(roster.nodes)),
+        saves=node.sent.saves  # it stays with who was to write at the end: when that is done its node goes
+        if node.sent is not None and node.sent.outcome is not None
+        else saving_node(generations, roster) == node.node,
     )
+
+
+def saving_node(generations: Generations, roster: Roster) -> str:
+    """Whose snapshots are written to the storage: of the nodes of the newest world that are still there, the one of
+    the lowest rank. Where rank 0's was lost another stands in for it, also where no new world forms. Empty: none."""
+    members = generations.world.members if generations.world is not None else ()
+    return next((member.node for member in members if member.node in roster.nodes), "")
 
 
 def _name(member: Member) -> str:

@@ -89,20 +89,20 @@ def run_through_worlds(owner: Runtime, state: Sealed, call: Callable[[], R], mee
     owner.worlds.park(state)
     while True:
         owner.worlds.enter(state, meet)
-        outcome = _attempt(owner, call)
+        outcome = _attempt(owner, state, call)
         if outcome is not None:
             return outcome[0]
         owner.worlds.leave(state)
 
 
-def _attempt(owner: Runtime, call: Callable[[], R]) -> tuple[R] | None:
+def _attempt(owner: Runtime, state: Sealed, call: Callable[[], R]) -> tuple[R] | None:
     """One call in one world; None when that world is over."""
     attempt = attempts().begin()
     try:
         result = call()
         attempt.end(world_broke=False)
         owner.steps.tell_time_spent()
-        owner.worlds.finish()
+        owner.worlds.finish(state)
         return (result,)
     except BaseException as error:
         world_broke = owner.worlds.is_broken_world(error)

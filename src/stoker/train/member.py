@@ -25,6 +25,8 @@ class MemberCore:
         self.commits = 0
         self.clean = True
         self.fresh = True
+        self.restored = ""
+        """While it is fresh: the fingerprint of what its state was loaded from; see `WorkerState`."""
         self.store = ""
         self.progress = 0
         self.busy_s = 0.0
@@ -42,6 +44,7 @@ class MemberCore:
             commits=self.commits,
             clean=self.clean,
             fresh=self.fresh,
+            restored=self.restored,
             store=self.store,
             elastic=True,
             progress=self.progress,
@@ -88,6 +91,10 @@ class MemberCore:
 
     # -- the training loop's own moves ------------------------------------------------------------------
 
+    def loaded(self, commits: int, fingerprint: str) -> None:
+        """The state is that of so many commits, from a checkpoint, or a copy in whose world this worker is not yet."""
+        self.commits, self.restored = commits, fingerprint
+
     def park(self, *, commits: int, clean: bool, store: str) -> None:
         """Ready for a world: at the start, with the state of `commits`."""
         self.phase = "parked"
@@ -102,7 +109,7 @@ class MemberCore:
     def synced(self, commits: int) -> None:
         """The state is now the world's own."""
         self.commits = commits
-        self.clean, self.fresh = True, False
+        self.clean, self.fresh, self.restored = True, False, ""
 
     def commit(self) -> None:
         self.commits += 1

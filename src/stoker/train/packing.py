@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -81,14 +82,39 @@ def normalised(value: Any, where: str = "state") -> Any:
     return unpack(pack(value, tensors, where), tensors)
 
 
+def copied(value: Any) -> Any:
+    """A deep copy; of tensors that hang in a graph, which torch copies for nobody, what they are."""
+    return copy.deepcopy(value, {id(t): t.detach().clone() for t in _tensors_in(value) if not t.is_leaf})
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for held in value.values():
+            yield from _tensors_in(held)
+    elif isinstance(value, (list, tuple)):
+        for held in value:
+            yield from _tensors_in(held)
+
+
 def placed_as(value: Any, like: Any) -> Any:
-    """`value` with each of its tensors on the device of the tensor at the same place in `like`, where there is one."""
+    """`value` as what is at the same place in `like`: tensors on its device, named tuples and kinds of dict (Counter,
+    defaultdict, …) of its type. Where there is nothing, as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(like.device) if isinstance(like, torch.Tensor) else value
     if isinstance(value, dict) and isinstance(like, dict):
-        return {key: placed_as(held, like.get(key)) for key, held in value.items()}
+        placed = {key: placed_as(held, dict.get(like, key)) for key, held in value.items()}
+        if type(like) is dict:
+            return placed
+        other = copy.copy(like)
+        other.clear()
+        other.update(placed)
+        return other
     if isinstance(value, (list, tuple)) and isinstance(like, (list, tuple)):
-        return type(value)(placed_as(v, like[i] if i < len(like) else None) for i, v in enumerate(value))
+        items = [placed_as(v, like[i] if i < len(like) else None) for i, v in enumerate(value)]
+        is_named = isinstance(value, tuple) and len(items) == len(getattr(like, "_fields", ()))
+        return type(like)(*items) if is_named else type(value)(items)
     return value
 
 

@@ -46,11 +46,10 @@ class RandomStates:
 
 def random_states(rank: int, device: torch.device) -> dict[str, Any]:
     """All that `restore_random_states` needs; `rank`: whose they are."""
-    version, words, gauss = random.getstate()
     return {
         "rank": rank,
-        "python": [version, array.array("I", words).tobytes(), gauss],
-        "numpy": _plain(np.random.get_state(legacy=False)),
+        "python": python_plain(random),
+        "numpy": plain(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         "device": device_rng_states(device),
     }
@@ -64,10 +63,9 @@ def restore_random_states(states: Any, rank: int, device: torch.device) -> bool:
     if not isinstance(states, dict) or states.get("rank") != rank:
         return False
     with contextlib.suppress(KeyError, ValueError, TypeError):
-        version, words, gauss = states["python"]
-        random.setstate((version, tuple(array.array("I", words)), gauss))
+        random.setstate(python_from_plain(states["python"]))
     with contextlib.suppress(KeyError, ValueError, TypeError):
-        np.random.set_state(_from_plain(states["numpy"]))
+        np.random.set_state(from_plain(states["numpy"]))
     with contextlib.suppress(KeyError, RuntimeError, TypeError):
         torch.set_rng_state(states["torch"].cpu())
     held = states.get("device") or []
@@ -77,18 +75,32 @@ def restore_random_states(states: Any, rank: int, device: torch.device) -> bool:
     return True
 
 
-def _plain(value: Any) -> Any:
+def python_plain(generator: Any) -> list[Any]:
+    """The state of one of Python's generators, for `python_from_plain`."""
+    version, words, gauss = generator.getstate()
+    return [version, array.array("I", words).tobytes(), gauss]
+
+
+def python_from_plain(state: Any) -> tuple[Any, ...]:
+    """For `setstate`. Raises ValueError, TypeError."""
+    version, words, gauss = state
+    return version, tuple(array.array("I", words)), gauss
+
+
+def plain(value: Any) -> Any:
+    """With bytes in place of NumPy's arrays, however nested."""
     if isinstance(value, np.ndarray):
         return {_ARRAY: [str(value.dtype), value.tobytes()]}
     if isinstance(value, dict):
-        return {key: _plain(held) for key, held in value.items()}
+        return {key: plain(held) for key, held in value.items()}
     return value
 
 
-def _from_plain(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
+    """The inverse of `plain`."""
     if isinstance(value, dict) and set(value) == {_ARRAY}:
         name, raw = value[_ARRAY]
         return np.frombuffer(raw, dtype=name).copy()
     if isinstance(value, dict):
-        return {key: _from_plain(held) for key, held in value.items()}
+        return {key: from_plain(held) for key, held in value.items()}
     return value

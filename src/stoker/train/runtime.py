@@ -13,6 +13,7 @@ from stoker.errors import ConfigError
 from stoker.settings import WorkerSettings, survive_nccl_errors, worker_settings
 from stoker.train.accelerator import choose_device
 from stoker.train.channel import AgentChannel
+from stoker.train.collector import set_aside_from_collector
 from stoker.train.member import MemberCore
 from stoker.train.member_link import MemberLink
 from stoker.train.shards_session import ServiceCaller, shard_session
@@ -103,6 +104,8 @@ class Runtime:
         self.session.rank, self.session.world_size = 0, 1
 
     def _go_with_agent(self, socket_path: str) -> None:
+        # For the first optimizer PyTorch imports as much again, of which a fifth would go into collections.
+        set_aside_from_collector()
         survive_nccl_errors()
         if self.settings.stack_file is not None:
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ import torch
 from stoker.data.session import Session
 from stoker.errors import ConfigError
 from stoker.train.checkpoints.image import Image, image_of
-from stoker.train.dtensors import Target
+from stoker.train.dtensors import Target, is_dtensor
 from stoker.train.packing import pack, unpack
 from stoker.train.runtime import runtime
 from stoker.train.sharded_wire import Part
@@ -45,6 +45,7 @@ class Sharded:
         self._build = build
         self._seed = seed
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
+        self._rehearses_on: torch.device | None = None
         owner = runtime()
         self._live: Session = owner.session
         owner.steps.sharded.add(self)
@@ -100,9 +101,26 @@ class Sharded:
             )
         self._made = made
 
+    def rehearse(self, device: torch.device) -> None:
+        """Until `forget`, have the script make both if it asks for them, in a group of one. Nothing is filled in."""
+        self._rehearses_on = device
+
     def forget(self) -> None:
         """The group that they belong to goes away."""
-        self._made = None
+        self._made = self._rehearses_on = None
+
+    def drop_gradients(self) -> None:
+        """Of a step that is undone."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    @property
+    def is_made(self) -> bool:
+        return self._made is not None
+
+    def whole_tensors(self) -> list[torch.Tensor]:
+        """What is not divided: every rank has one of its own."""
+        return [tensor for tensor in self.tensors() if not is_dtensor(tensor)]
 
     def image(self, commits: int) -> Image:
         """The pieces that are here."""
@@ -149,9 +167,11 @@ class Sharded:
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     def _pair(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self._made is None and self._rehearses_on is not None:
+            self.make(self._rehearses_on)
         if self._made is None:
             raise ConfigError(
                 "a stoker.Sharded has its model and optimizer inside the @stoker.elastic function, where there is a "
-                "world to divide them over: use state.NAME.model there, not before and not in warm_up"
+                "world to divide them over: use state.NAME.model there, not before"
             )
         return self._made

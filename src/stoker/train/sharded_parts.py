@@ -12,7 +12,6 @@ So whoever has counted N can rely on the survivors to have N, and where nobody h
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from stoker.train.dtensors import Target
-from stoker.train.sharded_storage import has, load, remove_old, save
+from stoker.train.sharded_storage import StoredParts
 from stoker.train.sharded_wire import (
     Held,
+    Part,
     broadcast_bytes,
     decode,
     encode,
@@ -31,6 +31,7 @@ from stoker.train.sharded_wire import (
     give,
     tensor_of,
 )
+from stoker.train.transfer import bytes_of
 from stoker.wire.job import WorldView
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ShardedParts:
         """For each model."""
         self.is_lost = False
         """Some of the pieces are with nobody any more."""
-        self._folder: Path | None = None
+        self._stored: StoredParts | None = None
         self._generation = 0
         self._stride = 1
         self._device = torch.device("cpu")
@@ -62,19 +63,20 @@ class ShardedParts:
     def is_empty(self) -> bool:
         return not self._models
 
-    def commit(self, commits: int, confirm: Callable[[], None]) -> None:
-        """Keep what this step has made, here and with another rank. Raises RuntimeError when a peer dies.
+    def commit(self, commits: int, confirm: Callable[[], None], *, wants: bool = False) -> bool:
+        """Keep what this step has made, here and with another rank; returns whether any rank `wants` a checkpoint.
 
-        `confirm` raises it where what collectives have brought cannot be believed.
+        Raises RuntimeError when a peer dies; so does `confirm` where what collectives have brought cannot be believed.
         """
         if self.is_empty:
-            return
+            return wants
         taken = [self._take(model, commits) for model in self._models]
         for kept, new in zip(self._kept, taken, strict=True):
             kept += new
-        everybody_is_here(self._device)
+        is_wanted = everybody_is_here(self._device, wants=wants)
         confirm()
         self._kept = taken
+        return is_wanted
 
     def enter(
         self, world: WorldView, local_size: int, device: torch.device, confirm: Callable[[], None]
@@ -89,23 +91,22 @@ class ShardedParts:
         self._generation, self._device = world.generation, device
         try:
             self._stride = stride_of([int(n) for n in gather_bytes(b"%d" % local_size, device)])
-            self._fill(world.commits, device)
+            self._fill_all(world.commits, device)
         finally:  # what is made of it by then may have failed in any way
             confirm()
         self.is_lost = False
         self.commit(world.commits, confirm)
 
-    def _fill(self, commits: int, device: torch.device) -> None:
-        """From the ranks, or from the folder; the run begins where there is nothing."""
+    def _fill_all(self, commits: int, device: torch.device) -> None:
+        """From the ranks, or from a checkpoint; the run begins where there is nothing."""
         for number, (model, kept) in enumerate(zip(self._models, self._kept, strict=True)):
             model.make(device)
             mine = [held for held in kept if held.commits == commits]
-            stored = self._folder if self._folder and has(self._folder, commits, number) else None
-            givers, all_have_stored = _ask(mine, stored is not None, device)
+            givers = _ask(mine, device)
             if givers is not None:
                 _restore(model, mine, givers, device)
-            elif stored is not None and all_have_stored:
-                load(model, stored, commits, number)
+            elif commits > 0 and (stored := self._stored_for_all(commits, number)) is not None:
+                stored.load(model, commits, number)
             elif commits > 0:
                 self.is_lost = True  # `leave` says so, and the run goes back to its last checkpoint
                 raise RuntimeError(
@@ -113,18 +114,47 @@ class ShardedParts:
                     "other have ended at once, or not every worker sees the folder of checkpoints"
                 )
 
-    def save(self, folder: Path, commits: int) -> bool:
+    def _stored_for_all(self, commits: int, number: int) -> StoredParts | None:
+        """What holds the pieces as of that commit, where all ranks find them there."""
+        has = self._stored is not None and self._stored.has(commits, number)
+        return self._stored if all(said == b"1" for said in gather_bytes(b"%d" % has, self._device)) else None
+
+    def save(self, commits: int, wrote: Callable[[], None]) -> bool:
         """Write all pieces, with all ranks; False where that was not possible. Raises RuntimeError when a peer dies."""
-        return self.is_empty or save(self._models, folder, commits, dist.get_rank())
+        if self._stored is None:
+            return False
+        return self._stored.save(self._models, commits, dist.get_rank(), self._device, wrote)
 
-    def remove_old(self, folder: Path) -> None:
-        """Those whose checkpoints are gone."""
-        if not self.is_empty:
-            remove_old(folder)
-
-    def store_in(self, folder: Path) -> None:
+    def store_in(self, stored: StoredParts) -> None:
         """Where a run's checkpoints are."""
-        self._folder = folder
+        self._stored = stored
+
+    def rehearse(self, device: torch.device) -> None:
+        """A warm-up begins, which ends with `forget`."""
+        for model in self._models:
+            model.rehearse(device)
+
+    def put_back(self) -> None:
+        """Undo what this rank has done since the last commit, steps of their optimizers too. Not a collective."""
+        for model, kept in zip(self._models, self._kept, strict=True):
+            if not model.is_made or not kept:
+                continue
+            plain, parts = decode(kept[0].header)
+            targets = model.targets(plain, parts, self._device)
+            _fill(targets, parts, kept[0].body)
+            model.load(plain, targets)
+            model.drop_gradients()
+
+    def share(self, source: int) -> None:
+        """Copy from one rank what is not divided, such as buffers. Raises RuntimeError when a peer dies."""
+        for model in self._models:
+            for tensor in model.whole_tensors():
+                if tensor.numel() == 0:
+                    continue
+                there = bytes_of(tensor.to(self._device))
+                dist.broadcast(there, src=source)
+                with torch.no_grad():
+                    tensor.copy_(there.view(tensor.dtype).reshape(tensor.shape))
 
     def forget(self) -> None:
         """The group goes away."""
@@ -156,14 +186,18 @@ def choose(inventories: list[list[Place]]) -> list[tuple[Place, int]] | None:
     return None
 
 
-def _ask(
-    mine: list[Held], has_stored: bool, device: torch.device
-) -> tuple[list[tuple[Place, int]] | None, bool]:
-    """Who gives which piece, as `choose` says, and whether all ranks find the pieces in the folder."""
-    said = gather_bytes(msgspec.msgpack.encode([[held.place for held in mine], has_stored]), device)
-    answers = [msgspec.msgpack.decode(raw) for raw in said]
-    inventories = [[(g, s, r) for g, s, r in places] for places, _ in answers]
-    return choose(inventories), all(stored for _, stored in answers)
+def _ask(mine: list[Held], device: torch.device) -> list[tuple[Place, int]] | None:
+    """Who gives which piece, as `choose` says."""
+    said = gather_bytes(msgspec.msgpack.encode([held.place for held in mine]), device)
+    return choose([[(g, s, r) for g, s, r in msgspec.msgpack.decode(raw)] for raw in said])
+
+
+def _fill(targets: list[Target], parts: list[Part], body: torch.Tensor) -> None:
+    """With what this rank's own pieces have."""
+    at = 0
+    for target, part in zip(targets, parts, strict=True):
+        target.fill(tensor_of(body[at : at + part.size_bytes], part), part.box)
+        at += part.size_bytes
 
 
 def _restore(model: Sharded, mine: list[Held], givers: list[tuple[Place, int]], device: torch.device) -> None:

@@ -1,89 +1,121 @@
-"""Pieces of sharded models in a folder, by torch.distributed.checkpoint: written and read at any world size.
+"""Pieces of sharded models where a run's checkpoints are: written by all ranks of a world, read at any world size.
 
-`commit-000000000200.parts/0/` for the first model, beside the State's own `commit-000000000200.pt`, which is written
-after it: where that is, these are whole. By torch's doing a `.metadata` file there is a pickle: read no folder that
-others may write to.
+`URL/sharded-0/step-000000000200/` for the first model, beside the State's own `URL/step-000000000200/`, which is
+written after it. torch.distributed.checkpoint can read them as well; what is read here is no pickle.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
-import shutil
-from pathlib import Path
+import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from stoker.errors import EnvironmentProblem, StokerError
-from stoker.train.dtensors import Target
-from stoker.train.sharded_wire import decode, header_of
+from stoker.train.checkpoints.dcp_read import Slice
+from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.train.dtensors import Box
+from stoker.train.packing import Described
+from stoker.train.sharded_wire import Part, broadcast_bytes, gather_bytes
 
 if TYPE_CHECKING:
     from stoker.train.sharded_model import Sharded
 
 log = logging.getLogger("stoker.checkpoint")
-HEADER = "header.msgpack"
-_NAME = re.compile(r"^commit-(\d{12})\.parts$")
+CPU = torch.device("cpu")
 
 
-def folder_of(folder: Path, commits: int) -> Path:
-    return folder / f"commit-{commits:012d}.parts"
+class StoredParts:
+    """In a folder that all nodes share, S3, or another file system of fsspec's."""
 
+    def __init__(self, url: str, keep: int) -> None:
+        self._url = url
+        self._keep = keep + 1
+        """One more than of the State's own, which may fail to be written."""
+        self._storages: dict[int, CheckpointStorage] = {}
 
-def has(folder: Path, commits: int, number: int) -> bool:
-    """Whether there are whole pieces of a model as of a commit."""
-    return (folder_of(folder, commits) / str(number) / HEADER).is_file()
-
-
-def save(models: list[Sharded], folder: Path, commits: int, rank: int) -> bool:
-    """Have every rank write its pieces, with all others; False where they could not be written, on all but rank 0 too.
-
-    Raises RuntimeError when a peer dies.
-    """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_saver import save as save_pieces
-
-    for number, model in enumerate(models):
-        place = folder_of(folder, commits) / str(number)
-        image = model.image(commits)
-        named = {piece.name: tensor for piece, tensor in zip(image.pieces, model.tensors(), strict=True)}
+    def has(self, commits: int, number: int) -> bool:
+        """Whether there are whole pieces of a model as of a commit."""
         try:
-            save_pieces(named, checkpoint_id=place)
-            if rank == 0:
-                (place / HEADER).write_bytes(header_of(image))
-        except (OSError, CheckpointException) as error:
-            log.error("the pieces at commit %d are not written to %s: %s", commits, place, error)
+            self._storage(number).reader(commits)
+        except StokerError as error:
+            log.warning("no pieces as of commit %d: %s", commits, error)
             return False
-    return True
+        return True
+
+    def save(
+        self, models: list[Sharded], commits: int, rank: int, device: torch.device, wrote: Callable[[], None]
+    ) -> bool:
+        """Have every rank write its pieces, with all others; False where they could not be written.
+
+        `wrote` is called with each piece of a file. Raises RuntimeError when a peer dies.
+        """
+        attempt = broadcast_bytes(uuid.uuid4().hex[:12].encode() if rank == 0 else None, 0, device).decode()
+        are_written = True
+        for number, model in enumerate(models):  # all of them, for each is a collective
+            are_written &= self._save(model, number, commits, rank, attempt, device, wrote)
+        return are_written
+
+    def _save(
+        self,
+        model: Sharded,
+        number: int,
+        commits: int,
+        rank: int,
+        attempt: str,
+        device: torch.device,
+        wrote: Callable[[], None],
+    ) -> bool:
+        storage, image, problem = self._storage(number), model.image(commits), ""
+        try:
+            storage.write_pieces(commits, rank, image.pieces, attempt, lambda size_bytes: wrote())
+        except EnvironmentProblem as error:
+            problem = str(error)
+        said = gather_bytes(problem.encode(), device)
+        world_size = len(said)
+        problem = next((one.decode(errors="replace") for one in said if one), "")
+        if not problem and rank == 0:
+            try:
+                names = [piece.name for piece in image.pieces]
+                storage.finish(commits, world_size, image.plain, names, attempt, lambda size_bytes: wrote())
+            except EnvironmentProblem as error:
+                problem = str(error)
+        if problem:
+            log.error("the pieces at commit %d are not written: %s", commits, problem)
+        return not problem
+
+    def load(self, model: Sharded, commits: int, number: int) -> None:
+        """Fill a model of this world with what it needs. Raises EnvironmentProblem where that cannot be read."""
+        storage = self._storage(number)
+        try:
+            reader = storage.reader(commits)
+            plain, names = reader.read_plain()
+            parts = [_whole(name, reader.dtypes[name], reader.shapes[name]) for name in names]
+            targets = model.targets(plain, parts, CPU)
+            boxes = {part.name: target.box for part, target in zip(parts, targets, strict=True)}
+            held = reader.read_slices(
+                {name: Slice(box.offsets, box.shape) for name, box in boxes.items() if 0 not in box.shape}
+            )
+        except (OSError, StokerError) as error:
+            raise EnvironmentProblem(
+                f"the pieces of the sharded model at commit {commits} cannot be read from {storage.shown}, so the "
+                "run does not know where to go on: bring them back, or name another --checkpoint-dir to begin anew. "
+                f"{error}"
+            ) from error
+        for part, target in zip(parts, targets, strict=True):
+            if part.name in held:
+                target.fill(held[part.name], target.box)
+        model.load(plain, targets)
+
+    def _storage(self, number: int) -> CheckpointStorage:
+        if number not in self._storages:
+            base, query, options = self._url.partition("?")
+            url = f"{base.rstrip('/')}/sharded-{number}{query}{options}"
+            self._storages[number] = CheckpointStorage(url, self._keep)
+        return self._storages[number]
 
 
-def remove_old(folder: Path) -> None:
-    """Those beside which no State's checkpoint is any more, or never was."""
-    for path in [p for p in folder.iterdir() if _NAME.match(p.name)]:
-        if not path.with_suffix(".pt").exists():
-            with contextlib.suppress(OSError):
-                shutil.rmtree(path)
-
-
-def load(model: Sharded, folder: Path, commits: int, number: int) -> None:
-    """Fill a model of this world from what ranks of another have written; each rank reads what it needs.
-
-    A collective. Raises EnvironmentProblem where it cannot be read.
-    """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load as load_pieces
-
-    place = folder_of(folder, commits) / str(number)
-    try:
-        plain, parts = decode((place / HEADER).read_bytes())
-        targets: list[Target] = model.targets(plain, parts, torch.device("cpu"))
-        named = {part.name: target.tensor for part, target in zip(parts, targets, strict=True)}
-        load_pieces(named, checkpoint_id=place)
-    except (OSError, CheckpointException, StokerError) as error:
-        raise EnvironmentProblem(
-            f"the pieces of the sharded model at commit {commits} cannot be read from {place}, so the run does not "
-            f"know where to go on: bring them back, or name another --checkpoint-dir to begin anew. {error}"
-        ) from error
-    model.load(plain, targets)
+def _whole(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Part:
+    return Part(name, Described(dtype, shape, "cpu"), Box((0,) * len(shape), shape))

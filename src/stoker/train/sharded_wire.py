@@ -110,11 +110,11 @@ def _swap(
     return [t.cpu() for t in came]
 
 
-def everybody_is_here(device: torch.device) -> None:
-    """Come back once every rank has called this. Raises RuntimeError."""
-    here = torch.ones(1, device=device)
-    dist.all_reduce(here)
-    here.cpu()
+def everybody_is_here(device: torch.device, *, wants: bool) -> bool:
+    """Come back once every rank has called this, with whether any of them `wants` something. Raises RuntimeError."""
+    wanted = torch.tensor([int(wants)], device=device)
+    dist.all_reduce(wanted)
+    return int(wanted) > 0
 
 
 def gather_bytes(mine: bytes, device: torch.device) -> list[bytes]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from stoker.data.session import session
 from stoker.errors import ConfigError
@@ -18,33 +16,22 @@ from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.context import Context
 from stoker.train.dtensors import refuse_divided
 from stoker.train.exact.mode import ExactMode
-from stoker.train.grad_scaling import forget_scaling
 from stoker.train.keras_state import refuse_keras_step, weights_of
-from stoker.train.module_state import hyperparameters_of
 from stoker.train.packing import normalised, pack
-from stoker.train.random_states import RandomStates, random_states, restore_random_states
+from stoker.train.random_states import random_states, restore_random_states
 from stoker.train.runtime import Runtime, runtime
-from stoker.train.state_buffers import BufferCopies
 from stoker.train.state_contents import Contents, sort_out
-from stoker.train.state_modes import Modes
+from stoker.train.state_seal import Seal
+from stoker.train.step_watch import watch_steps
 from stoker.train.tuning_batches import micro_batches
 from stoker.train.world_changes import Callback, WorldChanges
+from stoker.train.wrappers import Wrappers
 
 Rule = TypeVar("Rule", bound=Callable[[Context], object])
 
 
-@dataclass
-class _Seal:
-    """What the last commit put aside beside the buffers. Parameters are not: only an optimizer's step changes them."""
-
-    values: dict[str, Any]
-    objects: dict[str, Any]
-    groups: dict[str, list[dict[str, Any]]]
-    positions: dict[str, dict[str, Any]]
-
-
 class State:
-    """The training state: modules, optimizers, objects with `state_dict()`, tensors and plain values.
+    """The training state: modules, optimizers, objects with `state_dict()`, random generators, tensors, plain values.
 
     Every keyword becomes an attribute: `State(model=model, optimizer=opt, epoch=0).epoch`. Plain values may be
     assigned (`state.epoch += 1`) and belong to the next commit.
@@ -52,8 +39,10 @@ class State:
     `checkpointer`: a `stoker.Checkpointer`, which keeps copies of it in memory and in a storage, and starts from the
     newest. `checkpoint_dir`, `checkpoint_every`: the same as `Checkpointer(checkpoint_dir, every_s=None,
     every_commits=checkpoint_every)`; by default what `stoker run --checkpoint-dir` says. `ddp_options`: keyword
-    arguments for torch's DistributedDataParallel. `exact_threads`: for each operation of exact mode
-    (`Loader(virtual_ranks=…)`), on every worker alike: bits depend on it.
+    arguments for torch's DistributedDataParallel. `undo_steps`: keep parameters and optimizers' slots aside at each
+    commit, too, so that a step is undone after an optimizer has stepped: for several optimizers with backward passes
+    between their steps, and LBFGS. `exact_threads`: for each operation of exact mode (`Loader(virtual_ranks=…)`), on
+    every worker alike: bits depend on it.
 
     Raises ConfigError for anything else than the kinds above, and for `checkpoint_every` below 1.
     """
@@ -65,6 +54,7 @@ class State:
         checkpoint_every: int | None = None,
         checkpointer: Checkpointer | None = None,
         ddp_options: dict[str, Any] | None = None,
+        undo_steps: bool = False,
         exact_threads: int = 1,
         **items: Any,
     ) -> None:
@@ -79,19 +69,16 @@ class State:
         put("_objects", contents.objects)
         put("_values", contents.values)
         put("_ddp_options", dict(ddp_options or {}))
-        put("_wrapped", {})
+        put("_wrappers", Wrappers(contents.modules))
         put("_runtime", runtime())
         self._runtime.connect()
         put("_stepped", False)
+        put("_in_doubt", False)
         put("_rehearses", False)
-        put("_seal", None)
-        put("_buffers", BufferCopies())
-        put("_random", RandomStates(self._runtime.device))
-        put("_modes", None)
+        put("_seal", Seal(contents, self._runtime.device, undo_steps=undo_steps))
         put("_changes", WorldChanges())
         put("_exact", ExactMode(session(), self._runtime.device, exact_threads, contents))
-        for optimizer in contents.optimizers.values():
-            optimizer.register_step_pre_hook(self._on_optimizer_step)
+        watch_steps(self, contents, self._on_optimizer_step)
         self._runtime.steps.checkpoint_to(checkpoint_dir, checkpoint_every, checkpointer)
 
     _contents: Contents
@@ -100,18 +87,14 @@ class State:
     _objects: dict[str, Any]
     _values: dict[str, Any]
     _ddp_options: dict[str, Any]
-    _wrapped: dict[int, DistributedDataParallel]
+    _wrappers: Wrappers
     _runtime: Runtime
     _stepped: bool
+    _in_doubt: bool
     _rehearses: bool
-    _seal: _Seal | None
-    _buffers: BufferCopies
-    _random: RandomStates
+    _seal: Seal
     _changes: WorldChanges
     _exact: ExactMode
-    _modes: Modes | None
-    """Of the first seal, with which the training function is called first, on every worker: it is called anew from its
-    top, so that those of the last commit, which may have been one between `eval()` and `train()`, would mislead it."""
 
     def __getattr__(self, name: str) -> Any:
         for held in self.__dict__.get("_contents", ()):
@@ -153,14 +136,14 @@ class State:
         return self.wrap(module)
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
-        """`module` in DistributedDataParallel over the current group, made once in a generation; see `ddp`."""
+        """`module` in DistributedDataParallel over the current group, made once in a generation; see `ddp`.
+
+        Raises ConfigError for a module of which the State does not hold all parameters.
+        """
         if self._exact.is_on:
             return self._exact.wrap(module)
-        wrapped = self._wrapped.get(id(module))
-        if wrapped is None:
-            wrapped = self._runtime.worlds.wrap(module, self._ddp_options)
-            self._wrapped[id(module)] = wrapped
-        return wrapped
+        wrap = functools.partial(self._runtime.worlds.wrap, options=self._ddp_options)
+        return self._wrappers.of(module, wrap)
 
     def micro_batches(self, batch: Any, records: int) -> Iterator[tuple[Any, float]]:
         """The pieces of this rank's share of a global batch, of so many records each, and the weight of each.
@@ -169,7 +152,8 @@ class State:
                 (loss_fn(state.ddp(x), y) * weight).backward()
 
         leaves the gradient of the whole share, the loss being a mean over its records; gradients are reduced in the
-        last piece only. Pieces are of the same size at every world size; auto-tune may choose a larger one.
+        last piece only. Pieces are of the same size at every world size; auto-tune may choose a larger one. With a
+        `stoker.Sharded`, whose forward passes are collectives, every rank has as many pieces, some of weight 0.
 
         Raises ConfigError for a batch that cannot be cut, and for a number below 1.
         """
@@ -186,7 +170,12 @@ class State:
         main = self._contents.main_module()
         if main is not None:
             self.wrap(main)  # before the first piece, which is not to reduce either
-        return micro_batches(batch, records, *self._wrapped.values())
+        pieces = 1
+        share = session().share
+        if share is not None and not self._runtime.steps.sharded.is_empty:
+            largest_share = math.ceil(share.batch_records / session().world_size)
+            pieces = math.ceil(largest_share / records)
+        return micro_batches(batch, records, *self._wrappers.all(), at_least=pieces)
 
     def commit(self) -> bool:
         """Seal this step: model, optimizer, loader positions, RNG and values together. False: in exact mode there are
@@ -213,15 +202,16 @@ class State:
     def restore(self) -> None:
         """Undo what the step under way has done: buffers, gradients, values, random generators, loaders' positions.
 
-        Raises ConfigError where an optimizer has stepped since the last commit, for no copy is kept of parameters.
+        Raises ConfigError where an optimizer has stepped since the last commit and no copy is kept of parameters.
         """
-        if self._stepped:
+        if not self.stands_at_commit:
             raise ConfigError(
                 "state.restore() cannot undo an optimizer's step: no copy of the parameters is kept; look whether the "
-                "step is good (its loss or gradients) before optimizer.step()"
+                "step is good (its loss or gradients) before optimizer.step(), or have State(undo_steps=True) keep one"
             )
         self._exact.leave()
         self.roll_back()
+        self._runtime.steps.sharded.put_back()
 
     def sync(self, source: int = 0) -> None:
         """Copy all of it from one rank to all others. Every rank of the world has to call this: it is a collective.
@@ -230,11 +220,10 @@ class State:
         that is not in the world.
         """
         self._exact.check_between("state.sync()")
-        seal = self._seal
+        positions = self._seal.positions
         self._runtime.worlds.share_state(self, source)
         self.seal()
-        if seal is not None and self._seal is not None:
-            self._seal.positions = seal.positions  # a batch that was handed out is not committed yet
+        self._seal.positions = positions  # a batch that was handed out is not committed yet
 
     def check_host_updates(self) -> None:
         """Leave the step under way here if the world is to change at once; `commit` looks by itself."""
@@ -262,47 +251,24 @@ class State:
 
     @property
     def stands_at_commit(self) -> bool:
-        """Whether no optimizer has stepped since the last commit."""
-        return not self._stepped
+        """Whether `roll_back` makes it that of the last commit: no optimizer has stepped since, or that is undone."""
+        return not self._in_doubt and (not self._stepped or self._seal.undoes_steps)
 
     def doubt(self) -> None:
         """Until it is sealed or loaded, it stands at no commit."""
-        self._stepped = True
+        self._in_doubt = True
 
     def seal(self) -> None:
         """Put aside what a broken step could have changed."""
-        if self._modes is None:
-            self._modes = Modes(self._modules.values())
         refuse_divided(self._modules)
-        self._buffers.renew(self._modules.values())
-        self._seal = _Seal(
-            values=copy.deepcopy(self._values),
-            objects={k: copy.deepcopy(v.state_dict()) for k, v in self._objects.items()},
-            groups={k: hyperparameters_of(o) for k, o in self._optimizers.items()},
-            positions=session().positions(),
-        )
-        self._random.keep()
-        self._stepped = False
+        self._seal.renew()
+        self._stepped = self._in_doubt = False
 
     def roll_back(self) -> None:
-        """Undo what happened since the last commit, parameters excepted; train or eval mode is as it was at first."""
-        seal = self._seal
-        if seal is None or self._modes is None:
-            return
-        self._modes.put_back()
-        self._buffers.put_back()
-        for module in self._modules.values():
-            for parameter in module.parameters():
-                parameter.grad = None
-        self._values.update(copy.deepcopy(seal.values))
-        for name, held in self._objects.items():
-            held.load_state_dict(copy.deepcopy(seal.objects[name]))
-        for name, optimizer in self._optimizers.items():
-            for group, kept_group in zip(optimizer.param_groups, seal.groups[name], strict=True):
-                group.update(copy.deepcopy(kept_group))
-        forget_scaling(self._objects.values(), self._optimizers.values())
-        session().restore(seal.positions)
-        self._random.put_back()
+        """Undo what happened since the last commit, parameters excepted unless they are kept; train or eval mode is as
+        it was at first."""
+        self._seal.put_back(undo_step=self._stepped or self._in_doubt)
+        self._stepped = self._stepped and not self._seal.undoes_steps
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -346,7 +312,7 @@ class State:
             session().restore(state["positions"])
         world = state.get("world", {})
         self._changes.committed_size = world.get("size", 0)
-        self._stepped = False
+        self._stepped = self._in_doubt = False
 
     def restore_random(self, state: dict[str, Any]) -> None:
         """Go on with the random generators of an exported state, if it is of this very rank."""
@@ -363,16 +329,16 @@ class State:
 
     def forget_group(self) -> None:
         """Drop every wrapper of the group that is going away."""
-        self._wrapped.clear()
+        self._wrappers.forget()
         self._exact.leave()
 
-    def _on_optimizer_step(self, optimizer: Any, *_: Any) -> None:
+    def _on_optimizer_step(self, optimizer: Any) -> None:
         if self._rehearses:
             raise ConfigError(
                 "warm_up must not step an optimizer: it would change parameters, which is not undone; leave it out, a "
                 "forward and backward pass is enough"
             )
-        refuse_keras_step(optimizer, session(), uses_ddp=bool(self._wrapped))
+        refuse_keras_step(optimizer, session(), uses_ddp=bool(self._wrappers.all()))
         self._runtime.steps.confirm()
         self._exact.check_optimizer_step()
         self._stepped = True

@@ -12,13 +12,13 @@ from stoker.data.session import HandedOut, Session
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import WorkerSettings
 from stoker.train.accumulation import Accumulation
-from stoker.train.checkpoint import CheckpointFolder
 from stoker.train.checkpoints.checkpointer import Checkpointer
-from stoker.train.checkpoints.storage_port import UrlStorage
+from stoker.train.checkpoints.storage_port import Loaded, RunStorage
 from stoker.train.confirm import ConfirmedExchange
 from stoker.train.member_link import MemberLink, WorldChanged
 from stoker.train.sealed import Sealed
 from stoker.train.sharded_parts import ShardedParts
+from stoker.train.sharded_storage import StoredParts
 from stoker.train.time_spent import time_spent
 from stoker.train.tuning import Alone, GroupExchange, Tuning
 from stoker.train.tuning_start import bounds_of, start_tuning
@@ -44,8 +44,11 @@ class Steps:
         self._local_rank = settings.local_rank
         self._unreadable: EnvironmentProblem | None = None
         """No checkpoint could be read: that matters unless a peer has the state."""
+        self._loaded_from = ""
         self._ledger = Ledger(settings.audit_dir, settings.worker) if settings.audit_dir else None
         self._began = 0.0
+        self._written_at = -1
+        """Commits of the newest checkpoint that this worker has written itself."""
         self._saving_s = 0.0
         self._waited_s = 0.0
         """Of the session's waiting, what tuning knows of."""
@@ -71,7 +74,7 @@ class Steps:
         folder = checkpoint_dir or self._settings.checkpoint_dir
         if checkpointer is None and folder is not None:
             checkpointer = Checkpointer(folder, every_s=None, every_commits=every)
-            checkpointer.may_be_behind = False  # files, each there as soon as its commit is over
+            checkpointer.may_be_behind = False  # each is there as soon as its commit is over
         elif checkpointer is not None and (checkpoint_dir is not None or checkpoint_every is not None):
             raise ConfigError(
                 "State(checkpointer=…) says where checkpoints go and when: leave checkpoint_dir and checkpoint_every "
@@ -83,21 +86,31 @@ class Steps:
                     f"State(checkpointer=…) takes a stoker.Checkpointer, not a {type(checkpointer).__name__}"
                 )
             checkpointer.connect(self._settings)
-            if isinstance(checkpointer.folder, CheckpointFolder):
-                self.sharded.store_in(checkpointer.folder.folder)
+            if checkpointer.storage is not None:
+                self.sharded.store_in(StoredParts(checkpointer.storage.url, checkpointer.storage.keep))
+            elif not self.sharded.is_empty:
+                raise ConfigError(
+                    "the parts of a stoker.Sharded are kept with two workers each, and in checkpoints that last: give "
+                    "the Checkpointer a folder that all nodes share, or a URL such as s3://bucket/prefix"
+                )
         self._checkpointer = checkpointer
 
     def load_checkpoint(self, state: Sealed) -> None:
         """Start from the newest checkpoint, if there is one."""
-        saved = None
-        try:
-            saved = self._checkpointer.newest() if self._checkpointer is not None else None
-        except EnvironmentProblem as error:
-            self._unreadable = error
-        if saved is not None:
-            self._link.core.commits, exported = saved
-            state.load(exported)
-            state.restore_random(exported)
+
+        def take(saved: Loaded) -> None:
+            state.load(saved.state)
+            state.restore_random(saved.state)
+            # In exact mode workers see whether they are alike when they copy.
+            is_exact = bool(saved.state.get("world", {}).get("exact"))
+            self._link.core.loaded(saved.commits, "" if is_exact else saved.fingerprint)
+
+        if self._checkpointer is not None:
+            try:
+                self._checkpointer.load_newest(take)
+            except EnvironmentProblem as error:
+                self._unreadable = error
+            self._loaded_from = self._checkpointer.source
         state.seal()
 
     def settle(self) -> None:
@@ -105,24 +118,25 @@ class Steps:
         if self._checkpointer is not None:
             self._checkpointer.settle()
 
-    def _checkpoint_all(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
-        """With the pieces of sharded models, which all ranks write together: at commits, for their clocks differ."""
-        folder = checkpointer.folder
-        if not isinstance(folder, CheckpointFolder):
-            raise ConfigError("sharded models take checkpoints in a folder that all nodes share: name one")
-        is_written = checkpointer.is_due_by_commits(commits) and self.sharded.save(folder.folder, commits)
-        if is_written and self._live.rank == 0:
-            self._save(folder, commits, state)
-            self.sharded.remove_old(folder.folder)
+    def _checkpoint_all(self, commits: int, state: Sealed) -> None:
+        """With the pieces of sharded models, which all ranks write together, before the State's own."""
+        live, storage = self._live, self._checkpointer.storage if self._checkpointer is not None else None
+
+        def wrote() -> None:
+            live.progress += 1
+
+        progress, began = live.progress, time.perf_counter()
+        is_written = self.sharded.save(commits, wrote)
+        live.progress = progress
+        self._saving_s += time.perf_counter() - began
+        if is_written and live.rank == 0 and storage is not None:
+            self._save(storage, commits, state)
 
     def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
-        if not self.sharded.is_empty:
-            self._checkpoint_all(checkpointer, commits, state)
-            return
         is_due = checkpointer.is_due(commits)
         writes = self._live.rank == 0 and not checkpointer.is_behind
-        if is_due and writes and checkpointer.folder is not None:
-            self._save(checkpointer.folder, commits, state)
+        if is_due and writes and checkpointer.storage is not None:
+            self._save(checkpointer.storage, commits, state)
         if self._local_rank == 0:
             began = time.perf_counter()
             checkpointer.snapshot(commits, state, is_due=is_due)
@@ -132,20 +146,22 @@ class Steps:
                 words = f"at commit {commits}" if is_good else text
                 self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
 
-    def _save(self, folder: CheckpointFolder | UrlStorage, commits: int, state: Sealed) -> None:
+    def _save(self, storage: RunStorage, commits: int, state: Sealed) -> None:
         """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
-        before = folder.problem
+        before = storage.problem
         live, progress = self._live, self._live.progress
 
         def wrote() -> None:
             live.progress += 1  # a beat says so, else a rank that writes for minutes would be taken for hung
 
         began = time.perf_counter()
-        written = folder.save(commits, state.export(), wrote)
+        written = storage.save(commits, state.export(), wrote)
         self._saving_s += time.perf_counter() - began
         live.progress = progress  # comparable with the other ranks' again
+        if written:
+            self._written_at = commits
         if not written:
-            self._link.remark(Remark("checkpoint-failed", folder.problem))
+            self._link.remark(Remark("checkpoint-failed", storage.problem))
         elif before:
             self._link.remark(Remark("checkpoint-written-again", f"at commit {commits}"))
 
@@ -170,6 +186,9 @@ class Steps:
         unreadable, self._unreadable = self._unreadable, None
         if unreadable is not None and not copied:
             raise unreadable
+        if self._loaded_from and rank == world.source:
+            self._link.remark(Remark("state-loaded", f"state loaded from {self._loaded_from}"))
+        self._loaded_from = ""
         if self._ledger is not None:
             self._ledger.entered(world, rank, copied=copied)
         member = world.member(self._link.core.worker)
@@ -188,18 +207,26 @@ class Steps:
         """Seal the step; leave the world here if it is to change. Raises RuntimeError for a step that is void."""
         self.confirm()
         self.accumulation.forget()
-        self.sharded.commit(self._link.core.commits + 1, self.confirm)
+        is_due = self.sharded.commit(self._link.core.commits + 1, self.confirm, wants=self._wants_parts())
         state.seal()
         must_stop = self._link.commit(self._own_work_s())
         live, commits = self._live, self._link.core.commits
         if self._ledger is not None:
             self._ledger.committed(live.generation, commits, live.rank)
-        if self._checkpointer is not None:
+        if not self.sharded.is_empty and is_due:
+            self._checkpoint_all(commits, state)
+        elif self._checkpointer is not None and self.sharded.is_empty:
             self._checkpoint(self._checkpointer, commits, state)
         if must_stop:
             raise WorldChanged
         if self.tuning is not None:
             self._tune(self.tuning)
+
+    def _wants_parts(self) -> bool:
+        """Whether a checkpoint with the pieces of sharded models is due at the commit under way, by rank 0's clock."""
+        if self._checkpointer is None or self.sharded.is_empty or self._live.rank != 0:
+            return False
+        return self._checkpointer.is_due(self._link.core.commits + 1)
 
     def note_batch(self, batch: HandedOut) -> None:
         """A loader hands out a batch. Raises ConfigError where gradients of the one before are not reduced."""
@@ -207,6 +234,23 @@ class Steps:
         self._live.progress += 1
         if self._ledger is not None:
             self._ledger.read(self._live, self._link.core.commits + 1, batch)
+
+    def finish(self, state: Sealed) -> None:
+        """No step will come any more. The last state is kept where there is a storage, whether one was due or not."""
+        checkpointer, commits = self._checkpointer, self._link.core.commits
+        is_kept = checkpointer is None or checkpointer.storage is None or commits == self._written_at
+        if (
+            checkpointer is not None
+            and not is_kept
+            and self.sharded.is_empty
+            and state.stands_at_commit
+            and commits
+        ):
+            if not checkpointer.is_behind and self._live.rank == 0 and checkpointer.storage is not None:
+                self._save(checkpointer.storage, commits, state)
+            elif checkpointer.is_behind and self._local_rank == 0:
+                checkpointer.snapshot_last(commits, state, self._settings.timeout_s)
+        self.close()
 
     def close(self) -> None:
         """No step will come any more."""

@@ -14,27 +14,30 @@ from stoker.errors import ConfigError
 
 
 def micro_batches(
-    batch: Any, records: int, *wrapped: DistributedDataParallel | None
+    batch: Any, records: int, *wrapped: DistributedDataParallel | None, at_least: int = 1
 ) -> Iterator[tuple[Any, float]]:
     """The pieces of a collated batch, of at most so many records each (0: the whole), and the weight of each.
 
     `(loss(model(piece)) * weight).backward()` over all pieces leaves the gradient of the whole batch, the loss being a
-    mean over its records. The gradients of `wrapped` modules are reduced in the last piece only.
+    mean over its records. The gradients of `wrapped` modules are reduced in the last piece only. Where these are fewer
+    than `at_least`, more follow, of one record at weight 0.
 
     Raises ConfigError for a batch whose parts are of different lengths, or that cannot be cut.
     """
     total = _length(batch)
     size = min(records, total) if records > 0 else total
-    starts = range(0, total, size) if size else range(1)
-    for start in starts:
-        stop = min(start + size, total)
-        is_last = stop >= total
+    pieces = [(at, min(at + size, total)) for at in range(0, total, size)] if size else [(0, total)]
+    real = len(pieces)
+    pieces += [(max(0, total - 1), total)] * (at_least - real)
+    for number, (start, stop) in enumerate(pieces, 1):
+        is_last = number == len(pieces)
         with contextlib.ExitStack() as unreduced:
             for module in wrapped:
                 if module is not None and not is_last:
                     # Not the wrapper's own, which looks out for what goes on into another batch.
                     unreduced.enter_context(DistributedDataParallel.no_sync(module))
-            yield ((batch, 1.0) if len(starts) == 1 else (_cut(batch, start, stop), (stop - start) / total))
+            weight = (stop - start) / total if number <= real and total else float(number <= real)
+            yield (batch if len(pieces) == 1 else _cut(batch, start, stop), weight)
 
 
 def _length(batch: Any) -> int:

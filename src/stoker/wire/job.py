@@ -40,7 +40,9 @@ class WorkerState(Message, frozen=True, tag="worker_state"):
     clean: bool = True
     """Its state stands exactly at that commit."""
     fresh: bool = True
-    """It has never shared a world's state: it must copy, whatever its commits say."""
+    """It has never shared a world's state: it must copy, whatever its commits say, unless `restored` says more."""
+    restored: str = ""
+    """Of a fresh one: what its state was loaded from, the same for the same content bit for bit; empty: not known."""
     store: str = ""
     """`host:port` of its rendezvous store."""
     elastic: bool = False
@@ -223,6 +225,8 @@ class Directive(Message, frozen=True, tag="directive"):
     """Number of the mastership that gives it: one of an older master is refused."""
     report_interval_s: float = 0.0
     """Least seconds between two reports of commits alone: many nodes would drown the master in them."""
+    saves: bool = False
+    """Of all nodes, this one writes its snapshots to the storage."""
 
 
 class Refused(Message, frozen=True, tag="refused"):

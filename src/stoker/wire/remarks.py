@@ -22,6 +22,7 @@ class Remark(msgspec.Struct, frozen=True, tag="remark", forbid_unknown_fields=Tr
         "checkpoint-written-again",
         "snapshot-failed",
         "snapshot-taken-again",
+        "state-loaded",
         "time-spent",
     ]
     text: str

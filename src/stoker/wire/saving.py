@@ -36,6 +36,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     """Write the newest snapshot now, unless it is written."""
     finish: bool = False
     """The same, and end."""
+    beside_others: bool = False
+    """Other nodes may be writing as well: write nothing unless told to, nor what is there, and remove nothing."""
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,7 +1,7 @@
 """Before each collective the ranks say what they are about to do.
 
 One that differs is named instead of hanging or mixing up what does not belong together, and one that has joined
-(`hvd.join`) learns what to take part in.
+(`hvd.join`) learns what to take part in. What is small travels along, so that there is one exchange for both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from stoker.compat.horovod.basics import HorovodWorld
+from stoker.compat.horovod.basics import HorovodWorld, Span
 from stoker.compat.horovod.exceptions import HorovodInternalError
 from stoker.errors import ConfigError
 from stoker.train.failures import is_collective_failure
@@ -30,6 +30,9 @@ DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
 DIMENSIONS_MAX = 8
+_HEAD_BYTES = 8 * (6 + 1 + DIMENSIONS_MAX + 1)
+PAYLOAD_BYTES = 1024 - _HEAD_BYTES
+"""What may travel along. The frame is as long on all ranks whatever they are about to do."""
 JOINS_WITH = frozenset({"join", "allreduce", "gradients", "barrier"})
 """What ranks may do while others have joined."""
 
@@ -88,30 +91,37 @@ class Agreed(NamedTuple):
     """Each rank's own number, by Horovod's rank."""
     joined: tuple[int, ...] = ()
     """Ranks that have joined."""
+    payloads: tuple[torch.Tensor, ...] = ()
+    """What came along from each, PAYLOAD_BYTES bytes; zeros from those who sent nothing."""
 
 
-def agree(world: HorovodWorld, request: Request) -> Agreed:
-    """Hear what everybody is about to do. Raises ConfigError, on every rank, where they differ."""
-    place = world.ready()
-    if place.size == 1:
-        return Agreed(request, (request.own,), (0,) if request.kind == "join" else ())
+def fits(size_bytes: int) -> bool:
+    """Whether so much travels along."""
+    return size_bytes <= PAYLOAD_BYTES
+
+
+def agree(world: HorovodWorld, span: Span, request: Request, payload: torch.Tensor | None = None) -> Agreed:
+    """Hear what everybody is about to do, and what travels along: bytes, as far as they fit.
+
+    Raises ConfigError, on every rank, where they differ.
+    """
     numbers = request.numbers()
-    heard = _exchange(world, numbers)
+    heard, payloads = _exchange(world, span, numbers, payload)
     joined = tuple(rank for rank, one in enumerate(heard) if one[0] == KINDS.index("join"))
-    active = [rank for rank in range(place.size) if rank not in joined]
+    active = [rank for rank in range(span.size) if rank not in joined]
     own = tuple(one[-1] for one in heard)
     if not active:
         return Agreed(request, own, joined)
     first = heard[active[0]]
     if any(heard[rank][:-1] != first[:-1] for rank in active):
-        raise ConfigError(f"ranks are not in the same collective: {_described(world, request)}")
+        raise ConfigError(f"ranks are not in the same collective: {_described(world, span, request)}")
     common = request if request.kind != "join" else _request_of(first)
     if joined and (common.kind not in JOINS_WITH or common.op not in ("", "Sum", "Average")):
         raise ConfigError(
             f"ranks {list(joined)} have joined (hvd.join) while others are at {common}: then only barriers and "
             "allreduce with Sum or Average are possible"
         )
-    return Agreed(common, own, joined)
+    return Agreed(common, own, joined, payloads)
 
 
 @contextlib.contextmanager
@@ -127,24 +137,32 @@ def told_as_horovod() -> Iterator[None]:
         raise
 
 
-def _exchange(world: HorovodWorld, numbers: list[int]) -> list[list[int]]:
-    """What each has said, by Horovod's rank."""
+def _exchange(
+    world: HorovodWorld, span: Span, numbers: list[int], payload: torch.Tensor | None
+) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
+    """What each has said, and what came along, by its number in the span."""
+    frame = torch.zeros(_HEAD_BYTES + PAYLOAD_BYTES, dtype=torch.uint8, device=world.device)
+    frame[:_HEAD_BYTES] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+    if payload is not None and payload.numel():
+        frame[_HEAD_BYTES : _HEAD_BYTES + payload.numel()] = payload
+    if span.size == 1:
+        return [numbers], (frame[_HEAD_BYTES:],)
+    everybody = frame.new_empty(span.size, len(frame))
     with told_as_horovod():
-        mine = torch.tensor(numbers, dtype=torch.int64, device=world.device)
-        everybody = list(mine.new_empty(world.place.size, len(numbers)).unbind())
-        dist.all_gather(everybody, mine)
-        said: list[list[int]] = torch.stack(everybody).tolist()
-    return [said[rank] for rank in world.place.order]
+        dist.all_gather(list(everybody.unbind()), frame, group=span.group)
+        said: list[list[int]] = everybody[:, :_HEAD_BYTES].contiguous().view(torch.int64).tolist()
+    payloads = everybody[:, _HEAD_BYTES:].unbind()
+    return [said[one] for one in span.order], tuple(payloads[one] for one in span.order)
 
 
-def _described(world: HorovodWorld, request: Request) -> str:
+def _described(world: HorovodWorld, span: Span, request: Request) -> str:
     """What each rank is at, in words."""
-    said: list[Any] = [None] * world.place.size
+    said: list[Any] = [None] * span.size
     with told_as_horovod():
-        dist.all_gather_object(said, str(request))
+        dist.all_gather_object(said, str(request), group=span.group)
     by_words: dict[str, list[int]] = {}
-    for rank, torch_rank in enumerate(world.place.order):
-        by_words.setdefault(said[torch_rank], []).append(rank)
+    for rank, number in zip(span.ranks, span.order, strict=True):
+        by_words.setdefault(said[number], []).append(rank)
     return "; ".join(
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} in {words}"
         for words, ranks in by_words.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -29,6 +30,30 @@ class Place(NamedTuple):
     cross_size: int
     order: tuple[int, ...]
     """torch's rank of each of Horovod's ranks: here those who have the state come first."""
+
+
+class Span(NamedTuple):
+    """The ranks that a collective is of."""
+
+    rank: int
+    """This process's number among them."""
+    ranks: Sequence[int]
+    """Horovod's ranks of them, in ascending order."""
+    order: tuple[int, ...]
+    """The group's rank of each."""
+    group: dist.ProcessGroup | None = None
+    """None: that of all."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def number_of(self, root_rank: int) -> int:
+        """Which of them a rank is. Raises ConfigError."""
+        if root_rank not in self.ranks:
+            known = f"{list(self.ranks)}" if self.group is not None else f"0 to {self.size - 1}"
+            raise ConfigError(f"root_rank={root_rank}: ranks are {known}")
+        return self.ranks.index(root_rank)
 
 
 class Forgetful(Protocol):
@@ -60,6 +85,10 @@ class HorovodWorld:
         self._device = torch.device(CPU)
         self._pending: weakref.WeakSet[Forgetful] = weakref.WeakSet()
         self._reducers: weakref.WeakSet[StandIn] = weakref.WeakSet()
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        """Of the process sets that this rank is in, by Horovod's ranks."""
+        self.process_sets: dict[int, tuple[int, ...]] = {}
+        """The ranks of each that was added, by its number from 1 on."""
 
     # -- Horovod's basics ---------------------------------------------------------------------------------
 
@@ -91,6 +120,7 @@ class HorovodWorld:
             dist.destroy_process_group()
         self._made_group = False
         self._place = None
+        self.process_sets.clear()
 
     @property
     def is_initialized(self) -> bool:
@@ -105,8 +135,11 @@ class HorovodWorld:
 
     # -- collectives --------------------------------------------------------------------------------------
 
-    def ready(self) -> Place:
-        """There is a group to use, from now on. Raises ConfigError where there cannot be one."""
+    def ready(self, ranks: tuple[int, ...] | None = None) -> Span:
+        """There is a group to use, from now on, of these of Horovod's ranks or of all.
+
+        Raises ConfigError where there cannot be one, or where this process is not in it.
+        """
         place = self.place
         if not dist.is_initialized():
             if self._is_elastic:
@@ -117,7 +150,30 @@ class HorovodWorld:
             self._make_group(place)
         if self._is_elastic:
             runtime().session.progress += 1
-        return place
+        if ranks is None:
+            return Span(place.rank, range(place.size), place.order)
+        return self._part(place, ranks)
+
+    def add_set(self, number: int, ranks: tuple[int, ...]) -> None:
+        """Make a group of some ranks; all ranks do so, those outside too. Raises ConfigError in an elastic script."""
+        if self._is_elastic:
+            raise ConfigError(
+                "process sets are for scripts that are not elastic: in a world that changes, a rank may be another's"
+            )
+        order = self.ready().order
+        if ranks[-1] >= len(order):
+            raise ConfigError(f"process set {list(ranks)}: this world has ranks 0 to {len(order) - 1}")
+        group = dist.new_group(sorted(order[rank] for rank in ranks))
+        self.process_sets[number] = ranks
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            self._groups[ranks] = group
+
+    def _part(self, place: Place, ranks: tuple[int, ...]) -> Span:
+        if ranks not in self._groups:
+            raise ConfigError(f"rank {place.rank} is not in the process set {list(ranks)}")
+        members = sorted(place.order[rank] for rank in ranks)
+        order = tuple(members.index(place.order[rank]) for rank in ranks)
+        return Span(ranks.index(place.rank), ranks, order, self._groups[ranks])
 
     def on_wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the group can exchange, dense and on the right device."""
@@ -138,9 +194,10 @@ class HorovodWorld:
         self._pending.add(pending)
 
     def forget(self) -> None:
-        """Drop all pending collectives."""
+        """Drop all pending collectives, and the groups of process sets."""
         for pending in list(self._pending):
             pending.forget()
+        self._groups.clear()
 
     def know(self, reducer: StandIn) -> None:
         """An optimizer whose gradients other ranks may reduce while this one has joined."""

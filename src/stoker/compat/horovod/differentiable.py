@@ -7,20 +7,22 @@ from typing import Any
 
 import torch
 
-from stoker.compat.horovod.basics import horovod_world
 from stoker.compat.horovod.compression import Compression
-from stoker.compat.horovod.movements import allgather_async, alltoall_async, broadcast_async
+from stoker.compat.horovod.handles import part
+from stoker.compat.horovod.movements import alltoall_async, broadcast_async, start_allgather
+from stoker.compat.horovod.process_sets import span_of
 from stoker.compat.horovod.reductions import (
     Average,
     Compressor,
     Op,
     Sum,
     check_op,
-    check_process_set,
     reducescatter_async,
     start_allreduce,
 )
 from stoker.errors import ConfigError
+
+Scales = tuple[float, float]
 
 
 def allreduce(
@@ -34,10 +36,10 @@ def allreduce(
     process_set: Any = None,
 ) -> torch.Tensor:
     """Reduce over all ranks into a new tensor; the mean, unless `op` says otherwise."""
-    check_process_set(process_set)
     chosen, scales = check_op(op, average), (prescale_factor, postscale_factor)
-    result: torch.Tensor = _applied(_Allreduce, tensor, chosen, name, scales, compression)
-    return result
+    (result,) = _applied(_Allreduce, chosen, name, scales, compression, process_set, tensor)
+    whole: torch.Tensor = result
+    return whole
 
 
 def grouped_allreduce(
@@ -51,28 +53,28 @@ def grouped_allreduce(
     process_set: Any = None,
 ) -> list[torch.Tensor]:
     """Reduce several tensors into new ones."""
-    check_process_set(process_set)
-    scales = (prescale_factor, postscale_factor)
-    outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
-    result: list[torch.Tensor] = start_allreduce(
-        tensors, outputs, check_op(op, average), name, scales, compression
-    ).wait()
-    return result
+    chosen, scales = check_op(op, average), (prescale_factor, postscale_factor)
+    return list(_applied(_Allreduce, chosen, name, scales, compression, process_set, *tensors))
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
     """The rows of all ranks, in the order of ranks."""
-    check_process_set(process_set)
-    result: torch.Tensor = _applied(_Allgather, tensor, name)
+    result: torch.Tensor = _applied(_Allgather, tensor, name, process_set)
     return result
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Any = None
+) -> list[torch.Tensor]:
+    """The rows of all ranks, of several tensors."""
+    return [allgather(one, part(name, number), process_set) for number, one in enumerate(tensors)]
 
 
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None
 ) -> torch.Tensor:
     """Rank `root_rank`'s tensor."""
-    check_process_set(process_set)
-    result: torch.Tensor = _applied(_Broadcast, tensor, root_rank, name)
+    result: torch.Tensor = _applied(_Broadcast, tensor, root_rank, name, process_set)
     return result
 
 
@@ -83,12 +85,11 @@ def alltoall(
     process_set: Any = None,
 ) -> Any:
     """The rows that all ranks have sent to this one; with `splits` also how many came from each."""
-    check_process_set(process_set)
-    size = horovod_world().place.size
+    size = span_of(process_set).size
     even = None
     if splits is None and tensor.dim() and tensor.shape[0] % size == 0:
         even = [tensor.shape[0] // size] * size
-    rows, received = _applied(_Alltoall, tensor, splits if splits is not None else even, name)
+    rows, received = _applied(_Alltoall, tensor, splits if splits is not None else even, name, process_set)
     return rows if splits is None else (rows, received)
 
 
@@ -98,12 +99,31 @@ def reducescatter(
     compression: Compressor = Compression.none,
     op: Op | None = None,
     process_set: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Reduce, of which this rank gets its rows."""
-    check_process_set(process_set)
     sent, context = compression.compress(tensor)
-    rows: torch.Tensor = _applied(_Reducescatter, sent, op, name)
+    scales = (prescale_factor, postscale_factor)
+    rows: torch.Tensor = _applied(_Reducescatter, sent, check_op(op), name, scales, process_set)
     return compression.decompress(rows, context)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    process_set: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Reduce several tensors, of each of which this rank gets its rows."""
+    scales = (prescale_factor, postscale_factor)
+    return [
+        reducescatter(one, part(name, number), compression, op, process_set, *scales)
+        for number, one in enumerate(tensors)
+    ]
 
 
 def _applied(function: Any, *arguments: Any) -> Any:
@@ -114,83 +134,95 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        tensor: torch.Tensor,
         op: Op,
         name: str | None,
-        scales: tuple[float, float],
+        scales: Scales,
         compression: Compressor,
-    ) -> torch.Tensor:
-        ctx.of = (op, scales)
-        output = torch.empty_like(tensor, requires_grad=False)
-        start_allreduce([tensor], [output], op, name, scales, compression).wait()
-        return output
+        process_set: Any,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.of = (op, scales, process_set)
+        outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+        start_allreduce(tensors, outputs, op, name, scales, compression, process_set).wait()
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        op, scales = ctx.of
+        op, scales, process_set = ctx.of
         if op not in (Average, Sum):
             raise ConfigError(f"there is no gradient of an allreduce with op={op}")
-        output = torch.empty_like(grads[0])
-        start_allreduce([grads[0]], [output], op, None, scales).wait()
-        return output, None, None, None, None
+        outputs = [torch.empty_like(grad) for grad in grads]
+        start_allreduce(grads, outputs, op, None, scales, process_set=process_set).wait()
+        return None, None, None, None, None, *outputs
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-        ctx.shape = tensor.shape
-        rows = tensor.shape[0] if tensor.dim() else 1
-        counts = allgather_async(torch.tensor([rows])).wait().tolist()
-        ctx.begin = sum(counts[: horovod_world().place.rank])
-        ctx.rows = rows
-        result: torch.Tensor = allgather_async(tensor, name).wait()
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: Any) -> torch.Tensor:
+        gathered = start_allgather(tensor, name, process_set)
+        ctx.shape, ctx.process_set = tensor.shape, process_set
+        ctx.begin, ctx.rows = sum(gathered.counts[: gathered.rank]), gathered.counts[gathered.rank]
+        result: torch.Tensor = gathered.handle.wait()
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        whole = torch.empty_like(grads[0])
-        start_allreduce([grads[0]], [whole], Sum, None).wait()
-        return whole[ctx.begin : ctx.begin + ctx.rows].reshape(ctx.shape), None
+        whole = _summed(grads[0], ctx.process_set)
+        return whole[ctx.begin : ctx.begin + ctx.rows].reshape(ctx.shape), None, None
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-        ctx.root_rank = root_rank
-        result: torch.Tensor = broadcast_async(tensor, root_rank, name).wait()
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: Any
+    ) -> torch.Tensor:
+        ctx.of = (root_rank, process_set)
+        result: torch.Tensor = broadcast_async(tensor, root_rank, name, process_set).wait()
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        whole = torch.empty_like(grads[0])
-        start_allreduce([grads[0]], [whole], Sum, None).wait()
-        return whole if horovod_world().place.rank == ctx.root_rank else torch.zeros_like(whole), None, None
+        root_rank, process_set = ctx.of
+        whole = _summed(grads[0], process_set)
+        span = span_of(process_set)
+        is_root = span.ranks[span.rank] == root_rank
+        return whole if is_root else torch.zeros_like(whole), None, None, None
 
 
 class _Alltoall(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None) -> Any:
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: Any) -> Any:
         if splits is None:
-            alltoall_async(tensor, None, name)  # says what is wrong with it
-        rows, received = alltoall_async(tensor, splits, name).wait()
-        ctx.received = received
+            alltoall_async(tensor, None, name, process_set)  # says what is wrong with it
+        rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+        ctx.received, ctx.process_set = received, process_set
         ctx.mark_non_differentiable(received)
         return rows, received
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        back, _ = alltoall_async(grads[0], ctx.received).wait()
-        return back, None, None
+        back, _ = alltoall_async(grads[0], ctx.received, None, ctx.process_set).wait()
+        return back, None, None, None
 
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: Op | None, name: str | None) -> torch.Tensor:
-        ctx.op = check_op(op)
-        result: torch.Tensor = reducescatter_async(tensor, name, op).wait()
+    def forward(
+        ctx: Any, tensor: torch.Tensor, op: Op, name: str | None, scales: Scales, process_set: Any
+    ) -> torch.Tensor:
+        ctx.of = (op, scales, process_set)
+        result: torch.Tensor = reducescatter_async(tensor, name, op, process_set, *scales).wait()
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        whole = allgather_async(grads[0]).wait()
-        return (whole / horovod_world().place.size if ctx.op == Average else whole), None, None
+        op, scales, process_set = ctx.of
+        whole = start_allgather(grads[0], None, process_set).handle.wait()
+        factor = scales[0] * scales[1] / (span_of(process_set).size if op == Average else 1)
+        return (whole if factor == 1.0 else whole * factor), None, None, None, None
+
+
+def _summed(grad: torch.Tensor, process_set: Any) -> torch.Tensor:
+    whole = torch.empty_like(grad)
+    start_allreduce([grad], [whole], Sum, None, process_set=process_set).wait()
+    return whole

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from stoker.compat.horovod.agreement import Request, agree, told_as_horovod
 from stoker.compat.horovod.basics import horovod_world
-from stoker.compat.horovod.reductions import check_process_set
+from stoker.compat.horovod.process_sets import span_of
 from stoker.errors import ConfigError
 from stoker.train.packing import placed_as
 from stoker.train.transfer import bytes_of, receive_state, send_state
@@ -21,36 +21,45 @@ NAMED_MAX = 20
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, process_set: Any = None
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0, process_set: Any = None
 ) -> None:
-    """Make these tensors what they are on rank `root_rank`: `model.state_dict()` or `model.named_parameters()`.
+    """Make these tensors what they are on rank `root_rank`.
 
-    Raises ConfigError where ranks have others, HorovodInternalError.
+    `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. Raises ConfigError where ranks have
+    others, HorovodInternalError.
     """
-    check_process_set(process_set)
-    named = [*(params.items() if isinstance(params, Mapping) else params)]
-    for entry in named:
-        if not isinstance(entry, tuple) or len(entry) != 2:
-            raise ConfigError(
-                f"broadcast_parameters takes a state_dict or pairs of name and tensor, not {entry!r:.80}"
-            )
-    tensors = [(str(name), value) for name, value in named if isinstance(value, torch.Tensor)]
-    world = horovod_world()
-    place = world.ready()
+    tensors = _named_tensors(params)
+    world, span = horovod_world(), span_of(process_set)
+    root = span.number_of(root_rank)
     described = [f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
     shown = ", ".join(described[:NAMED_MAX]) + (" and more" if len(described) > NAMED_MAX else "")
     layout = zlib.crc32("\n".join(described).encode())
-    agree(world, Request("broadcast", "parameters", root=root_rank, layout=layout,
-                         wraps=f" of {len(tensors)} tensors: {shown}"))  # fmt: skip
-    if place.size == 1:
+    agree(world, span, Request("broadcast", "parameters", root=root_rank, layout=layout,
+                               wraps=f" of {len(tensors)} tensors: {shown}"))  # fmt: skip
+    if span.size == 1:
         return
     with told_as_horovod(), torch.no_grad():
         for _, tensor in tensors:
             wire = world.on_wire(tensor)
             if wire.numel():
                 flat = bytes_of(wire)
-                dist.broadcast(flat, src=place.order[root_rank])
+                dist.broadcast(flat, group_src=span.order[root], group=span.group)
                 tensor.copy_(flat.view(wire.dtype).reshape(wire.shape))
+
+
+def _named_tensors(params: Mapping[str, Any] | Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
+    """With their names; the place counts where they have none."""
+    entries = list(params.items()) if isinstance(params, Mapping) else list(params)
+    tensors = []
+    for number, entry in enumerate(entries):
+        name, value = entry if isinstance(entry, tuple) and len(entry) == 2 else (str(number), entry)
+        if not isinstance(params, Mapping) and not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f"broadcast_parameters takes a state_dict, tensors, or pairs of name and tensor, not {entry!r:.80}"
+            )
+        if isinstance(value, torch.Tensor):
+            tensors.append((str(name), value))
+    return tensors
 
 
 def broadcast_optimizer_state(
@@ -73,13 +82,14 @@ def broadcast_optimizer_state(
 def broadcast_state(state: dict[str, Any], root_rank: int) -> dict[str, Any]:
     """Rank `root_rank`'s nested plain values and tensors. Raises ConfigError, HorovodInternalError."""
     world = horovod_world()
-    place = world.ready()
-    agree(world, Request("broadcast", "state", root=root_rank))
-    if place.size == 1:
+    span = world.ready()
+    root = span.number_of(root_rank)
+    agree(world, span, Request("broadcast", "state", root=root_rank))
+    if span.size == 1:
         return state
-    view = WorldView(0, place.size, (), place.order[root_rank], 0, "", all_receive=True)
+    view = WorldView(0, span.size, (), span.order[root], 0, "", all_receive=True)
     with told_as_horovod():
-        if place.rank == root_rank:
+        if span.rank == root:
             send_state(view, view.source, state, world.device)
             return state
         received: dict[str, Any] = placed_as(receive_state(view, world.device), state)
@@ -91,29 +101,24 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
     As in Horovod it is pickled: only workers of this job send here.
     """
-    check_process_set(process_set)
-    world = horovod_world()
-    place = world.ready()
-    if not 0 <= root_rank < place.size:
-        raise ConfigError(f"root_rank={root_rank}: ranks are 0 to {place.size - 1}")
-    agree(world, Request("broadcast_object", name or "", root=root_rank))
-    if place.size == 1:
+    world, span = horovod_world(), span_of(process_set)
+    root = span.number_of(root_rank)
+    agree(world, span, Request("broadcast_object", name or "", root=root_rank))
+    if span.size == 1:
         return obj
-    box = [obj if place.rank == root_rank else None]
+    box = [obj if span.rank == root else None]
     with told_as_horovod():
-        dist.broadcast_object_list(box, src=place.order[root_rank], device=world.device)
+        dist.broadcast_object_list(box, group_src=span.order[root], group=span.group, device=world.device)
     return box[0]
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
     """The objects of all ranks, in the order of ranks. Pickled, as `broadcast_object`'s."""
-    check_process_set(process_set)
-    world = horovod_world()
-    place = world.ready()
-    agree(world, Request("allgather_object", name or ""))
-    if place.size == 1:
+    world, span = horovod_world(), span_of(process_set)
+    agree(world, span, Request("allgather_object", name or ""))
+    if span.size == 1:
         return [obj]
-    objects: list[Any] = [None] * place.size
+    objects: list[Any] = [None] * span.size
     with told_as_horovod():
-        dist.all_gather_object(objects, obj)
-    return [objects[rank] for rank in place.order]
+        dist.all_gather_object(objects, obj, group=span.group)
+    return [objects[number] for number in span.order]

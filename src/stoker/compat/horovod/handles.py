@@ -48,6 +48,24 @@ class Handle:
             self._finish, self._is_void = None, True
 
 
+class Several(Handle):
+    """Collectives that were begun one after the other; the result is the list of theirs."""
+
+    def __init__(self, inner: Sequence[Handle]) -> None:
+        self._inner = inner
+
+    def is_done(self) -> bool:
+        return all(one.is_done() for one in self._inner)
+
+    def wait(self) -> Any:
+        return [one.wait() for one in self._inner]
+
+
+def part(name: str | None, number: int) -> str | None:
+    """How one of several collectives is called."""
+    return f"{name}.{number}" if name is not None else None
+
+
 def poll(handle: Handle) -> bool:
     """Whether `synchronize` would return at once."""
     return handle.is_done()

@@ -4,42 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from stoker.compat.horovod.agreement import Request, agree, told_as_horovod
-from stoker.compat.horovod.basics import horovod_world
-from stoker.compat.horovod.handles import Handle
-from stoker.compat.horovod.reductions import check_process_set
+from stoker.compat.horovod.agreement import Request, agree, fits, told_as_horovod
+from stoker.compat.horovod.basics import HorovodWorld, Span, horovod_world
+from stoker.compat.horovod.handles import Handle, Several, part
+from stoker.compat.horovod.process_sets import span_of
 from stoker.errors import ConfigError
 from stoker.train.transfer import bytes_of
 
 
+class Gathered(NamedTuple):
+    """A collection of rows under way."""
+
+    handle: Handle
+    counts: tuple[int, ...]
+    """How many rows each rank gives."""
+    rank: int
+    """This process's number among those ranks."""
+
+
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:
     """Begin to collect the rows of all ranks, in the order of ranks; they may have different numbers of them."""
-    check_process_set(process_set)
-    world = horovod_world()
-    place = world.ready()
+    return start_allgather(tensor, name, process_set).handle
+
+
+def start_allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Gathered:
+    """As `allgather_async`, with the numbers of rows."""
+    world, span = horovod_world(), span_of(process_set)
     rows = world.on_wire(tensor.reshape(1) if tensor.dim() == 0 else tensor)
     rest = tuple(rows.shape[1:])
-    agreed = agree(world, Request("allgather", name or "", rows.dtype, rest, own=rows.shape[0]))
     row_bytes = math.prod(rest) * rows.element_size()
-    longest = max(agreed.own) * row_bytes
-    mine = torch.zeros(longest, dtype=torch.uint8, device=rows.device)
-    mine[: rows.shape[0] * row_bytes] = bytes_of(rows) if rows.numel() else mine[:0]
-    everybody = [torch.empty_like(mine) for _ in range(place.size)]
-    with told_as_horovod():
-        work = dist.all_gather(everybody, mine, async_op=True) if longest else None
+    flat = bytes_of(rows) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
+    request = Request("allgather", name or "", rows.dtype, rest, own=rows.shape[0])
+    agreed = agree(world, span, request, flat if fits(len(flat)) else None)
+    longest, everybody, work = max(agreed.own) * row_bytes, list(agreed.payloads), None
+    if not fits(longest):
+        mine = torch.zeros(longest, dtype=torch.uint8, device=rows.device)
+        mine[: len(flat)] = flat
+        everybody = [torch.empty_like(mine) for _ in range(span.size)]
+        with told_as_horovod():
+            work = dist.all_gather(everybody, mine, group=span.group, async_op=True)
+        everybody = [everybody[number] for number in span.order]
 
     def finish() -> torch.Tensor:
-        parts = [everybody[place.order[rank]][: n * row_bytes] for rank, n in enumerate(agreed.own)]
+        parts = [one[: n * row_bytes] for one, n in zip(everybody, agreed.own, strict=True)]
         whole = torch.cat(parts).view(rows.dtype) if longest else rows.new_empty(0)
         return whole.reshape(sum(agreed.own), *rest).to(tensor.device)
 
-    return Handle(world, [work], finish)
+    return Gathered(Handle(world, [work], finish), agreed.own, span.rank)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Any = None
+) -> Handle:
+    """Begin to collect the rows of several tensors."""
+    return Several([allgather_async(one, part(name, n), process_set) for n, one in enumerate(tensors)])
 
 
 def broadcast_async_(
@@ -75,37 +98,35 @@ def alltoall_async(
 
     The result is what has come, in the order of ranks, and with `splits` how many rows from each.
     """
-    check_process_set(process_set)
-    world = horovod_world()
-    place = world.ready()
+    world, span = horovod_world(), span_of(process_set)
     if tensor.dim() == 0:
-        raise ConfigError("alltoall sends rows of a tensor: this one has no dimensions")
-    counts = _splits(tensor, splits, place.size)
+        raise ConfigError("alltoall sends rows: this tensor has no dimensions")
+    counts = _splits(tensor, splits, span.size)
     rows = world.on_wire(tensor)
     rest = tuple(rows.shape[1:])
-    agree(world, Request("alltoall", name or "", rows.dtype, rest))
-    if place.size == 1:
-        received = counts
-    else:
-        sent = torch.tensor(counts, device=world.device)
-        everybody = [torch.empty_like(sent) for _ in range(place.size)]
-        with told_as_horovod():
-            dist.all_gather(everybody, sent)
-        received = [int(everybody[place.order[rank]][place.rank]) for rank in range(place.size)]
     row_bytes = math.prod(rest) * rows.element_size()
-    into = [0] * place.size
-    out_of: list[torch.Tensor] = [rows[:0]] * place.size
-    for rank, begin in enumerate(accumulate([0, *counts[:-1]])):
-        out_of[place.order[rank]] = rows[begin : begin + counts[rank]]
-        into[place.order[rank]] = received[rank] * row_bytes
-    flat = bytes_of(torch.cat(out_of)) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
-    got = torch.empty(sum(into), dtype=torch.uint8, device=rows.device)
-    with told_as_horovod():
-        work = dist.all_to_all_single(got, flat, into, [len(o) * row_bytes for o in out_of], async_op=True)
+    sent = torch.tensor(counts, device=rows.device)
+    flat = bytes_of(rows) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
+    head_bytes = 8 * span.size
+    along = torch.cat((bytes_of(sent), flat)) if fits(head_bytes + len(flat)) else bytes_of(sent)
+    request = Request("alltoall", name or "", rows.dtype, rest, own=len(flat))
+    agreed = agree(world, span, request, along if fits(len(along)) else None)
+    heads = [one[:head_bytes] for one in agreed.payloads]
+    if not fits(head_bytes):
+        heads = _gathered(world, span, sent)
+    of_all = [head.clone().view(torch.int64).tolist() for head in heads]
+    received = [of_one[span.rank] for of_one in of_all]
+    if fits(head_bytes + max(agreed.own)):
+        begins = [head_bytes + sum(of_one[: span.rank]) * row_bytes for of_one in of_all]
+        pieces = zip(agreed.payloads, begins, received, strict=True)
+        parts, work = [one[begin : begin + n * row_bytes] for one, begin, n in pieces], None
+    else:
+        parts, work = _exchanged(
+            span, flat, [n * row_bytes for n in counts], [n * row_bytes for n in received]
+        )
 
     def finish() -> Any:
-        parts = dict(enumerate(torch.split(got, into)))
-        ordered = torch.cat([parts[place.order[rank]] for rank in range(place.size)])
+        ordered = torch.cat(parts)
         whole = ordered.view(rows.dtype) if len(ordered) else rows.new_empty(0)
         whole = whole.reshape(sum(received), *rest).to(tensor.device)
         return whole if splits is None else (whole, torch.tensor(received, dtype=torch.int32))
@@ -113,20 +134,52 @@ def alltoall_async(
     return Handle(world, [work], finish)
 
 
+def _gathered(world: HorovodWorld, span: Span, mine: torch.Tensor) -> list[torch.Tensor]:
+    """Everybody's bytes of as many numbers, where they are too many to travel along."""
+    mine = mine.to(world.device)
+    everybody = [torch.empty_like(mine) for _ in range(span.size)]
+    with told_as_horovod():
+        dist.all_gather(everybody, mine, group=span.group)
+    return [bytes_of(everybody[number]) for number in span.order]
+
+
+def _exchanged(
+    span: Span, flat: torch.Tensor, out_bytes: Sequence[int], into_bytes: Sequence[int]
+) -> tuple[list[torch.Tensor], dist.Work | None]:
+    """Begin to send each rank its part; the parts that are to come, in the order of ranks."""
+    out_of = list(torch.split(flat, list(out_bytes)))
+    of_group = sorted(range(span.size), key=lambda number: span.order[number])
+    into = [into_bytes[number] for number in of_group]
+    got = torch.empty(sum(into), dtype=torch.uint8, device=flat.device)
+    with told_as_horovod():
+        work: dist.Work | None = dist.all_to_all_single(
+            got,
+            torch.cat([out_of[number] for number in of_group]),
+            into,
+            [out_bytes[number] for number in of_group],
+            group=span.group,
+            async_op=True,
+        )
+    parts = torch.split(got, into)
+    return [parts[number] for number in span.order], work
+
+
 def _broadcast(
     tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, process_set: Any
 ) -> Handle:
-    check_process_set(process_set)
-    world = horovod_world()
-    place = world.ready()
-    if not 0 <= root_rank < place.size:
-        raise ConfigError(f"root_rank={root_rank}: ranks are 0 to {place.size - 1}")
+    world, span = horovod_world(), span_of(process_set)
+    root = span.number_of(root_rank)
     wire = world.on_wire(tensor)
-    agree(world, Request("broadcast", name or "", wire.dtype, tuple(wire.shape), root=root_rank))
-    flat = bytes_of(wire) if wire.numel() else wire
-    with told_as_horovod():
-        root = place.order[root_rank]
-        work = dist.broadcast(flat, src=root, async_op=True) if wire.numel() else None
+    flat = bytes_of(wire) if wire.numel() else wire.new_empty(0, dtype=torch.uint8)
+    request = Request("broadcast", name or "", wire.dtype, tuple(wire.shape), root=root_rank)
+    is_small = fits(len(flat))
+    agreed = agree(world, span, request, flat if is_small and root == span.rank else None)
+    work = None
+    if is_small:
+        flat.copy_(agreed.payloads[root][: len(flat)])
+    else:
+        with told_as_horovod():
+            work = dist.broadcast(flat, group_src=span.order[root], group=span.group, async_op=True)
 
     def finish() -> torch.Tensor:
         with torch.no_grad():

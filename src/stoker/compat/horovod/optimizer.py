@@ -11,7 +11,7 @@ import torch
 from stoker.compat.horovod.basics import horovod_world
 from stoker.compat.horovod.compression import Compression
 from stoker.compat.horovod.reducer import How, Reducer
-from stoker.compat.horovod.reductions import Average, Compressor, Op, Sum, check_op, check_process_set
+from stoker.compat.horovod.reductions import Average, Compressor, Op, Sum, check_op
 from stoker.errors import ConfigError
 
 
@@ -32,7 +32,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     It is the same object, so that its state and whatever refers to it stay as they are. Gradients travel in buckets by
     themselves: `num_groups` and `groups` have no effect. Raises ConfigError for what cannot be.
     """
-    check_process_set(process_set)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("LBFGS chooses its steps by each rank's own loss: ranks would not stay together")
     if isinstance(optimizer, _Distributed):
         raise ConfigError("this optimizer is an hvd.DistributedOptimizer already")
     chosen = check_op(op)
@@ -44,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ConfigError(f"gradient_predivide_factor={gradient_predivide_factor} must be above 0")
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step} must be at least 1")
-    how = How(compression, chosen, gradient_predivide_factor, sparse_as_dense)
+    how = How(compression, chosen, gradient_predivide_factor, sparse_as_dense, process_set)
     named = _named(optimizer, named_parameters)
     world = horovod_world()
     _ = world.place  # initialized, or it says so
@@ -101,10 +102,26 @@ class _Distributed(torch.optim.Optimizer):
         self._reducer.rebuild(_named(self, None))
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Gradients are reduced before a step, or where a closure makes them, in it."""
     one = cast(_Distributed, optimizer)
-    if not one._skips and not one._is_synchronized:
-        one.synchronize()
+    if one._skips:
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        if not one._is_synchronized or one._reducer.has_new:
+            one.synchronize()
+        return None
+
+    def reducing() -> Any:
+        loss = closure()
+        if not one._is_synchronized or one._reducer.has_new:
+            one.synchronize()
+        return loss
+
+    return (args[0], reducing, *args[2:]), {k: value for k, value in kwargs.items() if k != "closure"}
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

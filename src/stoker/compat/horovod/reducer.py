@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from stoker.compat.horovod.agreement import Request, agree, told_as_horovod
 from stoker.compat.horovod.basics import HorovodWorld
+from stoker.compat.horovod.process_sets import span_of
 from stoker.compat.horovod.reductions import Average, Compressor, Op, reduced
 from stoker.errors import ConfigError
 
@@ -26,6 +27,7 @@ class How(NamedTuple):
     op: Op
     predivide: float
     sparse_as_dense: bool
+    process_set: Any = None
 
 
 @dataclass
@@ -44,6 +46,8 @@ class _Sent(NamedTuple):
     wire: torch.Tensor
     context: Any
     work: dist.Work | None
+    sharers: int
+    """How many ranks it is of."""
 
 
 class Reducer:
@@ -62,6 +66,8 @@ class Reducer:
         self._passes_left: dict[torch.nn.Parameter, int] = {}
         self._sent: list[_Sent] = []
         self.layout = 0
+        self.has_new = False
+        """Whether gradients have come since they were reduced last."""
         self.rebuild(named)
         world.hold(self)
         world.know(self)
@@ -98,6 +104,9 @@ class Reducer:
 
     def synchronize(self) -> None:
         """Reduce what is left and put the results into `grad`. Raises ConfigError, HorovodInternalError."""
+        self.has_new = False
+        if not self._takes_part:
+            return
         if self._is_stale and not self._sent:
             self.rebuild(self._named)
         for bucket in self._buckets[len(self._sent) :]:
@@ -120,12 +129,20 @@ class Reducer:
             size = sum(p.numel() for p in bucket.parameters)
             first = bucket.parameters[0]
             zeros, _ = self._how.compression.compress(first.detach().new_zeros(size))
-            work = reduced(self._world.on_wire(zeros), self._how.op)
+            work = reduced(self._world.on_wire(zeros), self._how.op, self._world.ready())
             if work is not None:
                 with told_as_horovod():
                     work.wait()
 
+    @property
+    def _takes_part(self) -> bool:
+        """Not where gradients are those of a process set without this rank."""
+        return self._how.process_set is None or self._how.process_set.included()
+
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        self.has_new = True
+        if not self._takes_part:
+            return
         left = self._passes_left[parameter] = self._passes_left[parameter] - 1
         if left < 0:
             raise ConfigError(
@@ -140,21 +157,21 @@ class Reducer:
 
     def _send(self, bucket: _Bucket) -> None:
         """Begin to reduce a bucket; what has no gradient here may have one elsewhere."""
-        size = self._world.ready().size
+        span = span_of(self._how.process_set)
         if not self._sent:
             op = self._how.op
             elements = sum(p.numel() for p in self._bucket_of)
             wraps = f" of {len(self._bucket_of)} parameters with {elements} elements"
-            agree(self._world, Request("gradients", op=op, layout=self.layout, wraps=wraps))
+            agree(self._world, span, Request("gradients", op=op, layout=self.layout, wraps=wraps))
         flat = torch.cat([self._gradient(p).reshape(-1) for p in bucket.parameters])
         if self._how.predivide != 1.0:
             flat.div_(self._how.predivide)
-        if size == 1:
-            self._sent.append(_Sent(bucket, flat, None, None))
+        if span.size == 1:
+            self._sent.append(_Sent(bucket, flat, None, None, 1))
             return
         sent, context = self._how.compression.compress(flat)
         wire = self._world.on_wire(sent)
-        self._sent.append(_Sent(bucket, wire, context, reduced(wire, self._how.op)))
+        self._sent.append(_Sent(bucket, wire, context, reduced(wire, self._how.op, span), span.size))
 
     def _fetch(self, sent: _Sent) -> None:
         whole = sent.wire
@@ -162,7 +179,7 @@ class Reducer:
             with told_as_horovod():
                 sent.work.wait()
             whole = self._how.compression.decompress(whole, sent.context)
-        scale = self._how.predivide / (self._world.place.size if self._how.op == Average else 1)
+        scale = self._how.predivide / (sent.sharers if self._how.op == Average else 1)
         if scale != 1.0:
             whole.mul_(scale)
         pieces = torch.split(whole, [p.numel() for p in sent.bucket.parameters])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from stoker.compat.horovod.agreement import Request, agree, told_as_horovod
-from stoker.compat.horovod.basics import HorovodWorld, horovod_world
+from stoker.compat.horovod.agreement import Request, agree, fits, told_as_horovod
+from stoker.compat.horovod.basics import HorovodWorld, Span, horovod_world
 from stoker.compat.horovod.compression import Compression, NoneCompressor
-from stoker.compat.horovod.handles import Handle
+from stoker.compat.horovod.handles import Handle, Several, part
+from stoker.compat.horovod.process_sets import span_of
 from stoker.errors import ConfigError
+from stoker.train.transfer import bytes_of
 
 Op = Literal["Average", "Sum", "Adasum", "Min", "Max", "Product"]
 Average: Op = "Average"
@@ -25,15 +28,11 @@ Product: Op = "Product"
 Compressor = type[NoneCompressor]
 
 
-class ProcessSet:
-    """Some ranks. There is one set: of all."""
-
-    process_set_id = 0
-
-
-global_process_set = ProcessSet()
 _TORCH_OPS = (("Average", dist.ReduceOp.SUM), ("Sum", dist.ReduceOp.SUM), ("Min", dist.ReduceOp.MIN),
               ("Max", dist.ReduceOp.MAX), ("Product", dist.ReduceOp.PRODUCT))  # fmt: skip
+_HERE: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {"Average": torch.add, "Sum": torch.add, "Min": torch.minimum, "Max": torch.maximum, "Product": torch.mul}
+)
 
 
 def check_op(op: Op | None, average: bool | None = None) -> Op:
@@ -49,22 +48,42 @@ def check_op(op: Op | None, average: bool | None = None) -> Op:
     return op or Average
 
 
-def check_process_set(process_set: Any) -> None:
-    """Raises ConfigError for anything but all ranks."""
-    if process_set is not None and not isinstance(process_set, ProcessSet):
-        raise ConfigError("process sets are not there in Stoker: a collective is of all ranks")
-
-
-def reduced(tensor: torch.Tensor, op: Op) -> dist.Work | None:
+def reduced(tensor: torch.Tensor, op: Op, span: Span) -> dist.Work | None:
     """Begin to reduce a tensor of the wire in place."""
     with told_as_horovod():
-        work: dist.Work | None = dist.all_reduce(tensor, op=dict(_TORCH_OPS)[op], async_op=True)
+        work: dist.Work | None = dist.all_reduce(
+            tensor, op=dict(_TORCH_OPS)[op], group=span.group, async_op=True
+        )
     return work
+
+
+def agreed_reduction(
+    world: HorovodWorld, span: Span, request: Request, wire: torch.Tensor, op: Op
+) -> dist.Work | None:
+    """Agree, and begin to reduce in place. What is small came along: each rank reduces it in the order of ranks."""
+    if not fits(wire.nbytes):
+        agree(world, span, request)
+        return reduced(wire, op, span)
+    payloads = agree(world, span, request, bytes_of(wire)).payloads
+    rows = [one[: wire.nbytes].view(wire.dtype).reshape(wire.shape) for one in payloads]
+    for row in rows[1:]:
+        _HERE[op](rows[0], row, out=rows[0])
+    wire.copy_(rows[0])
+    return None
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """As a type that backends can add up."""
     return tensor.to(torch.int32) if tensor.dtype == torch.int16 else tensor
+
+
+def scaled_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiply in place; whole numbers by way of float64, cut off at the point as Horovod does."""
+    if factor == 1.0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor)
+    return tensor.copy_(tensor.double() * factor)
 
 
 def averaged_(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -79,42 +98,38 @@ class _Reduction:
 
     def __init__(
         self,
-        world: HorovodWorld,
+        span: Span,
         outputs: Sequence[torch.Tensor],
         op: Op,
         scales: tuple[float, float],
         compression: Compressor,
     ) -> None:
         self._outputs, self._op, self._scales, self._compression = outputs, op, scales, compression
-        self._size = world.place.size
+        self._span = span
         self._wires: list[tuple[torch.Tensor, Any]] = []
 
     def start(self, world: HorovodWorld, tensors: Sequence[torch.Tensor], name: str) -> Handle:
         for tensor, output in zip(tensors, self._outputs, strict=True):
-            if self._scales != (1.0, 1.0) and not (tensor.is_floating_point() or tensor.is_complex()):
-                raise ConfigError(
-                    f"prescale_factor and postscale_factor are for floating-point tensors, not {tensor.dtype}"
-                )
             if tensor.dtype == torch.bool:
                 raise ConfigError("allreduce takes numbers, not bool: give .int()")
             wire, context = self._wire(world, tensor, output)
-            self._wires.append((wire if self._scales[0] == 1.0 else wire.mul_(self._scales[0]), context))
+            self._wires.append((scaled_(wire, self._scales[0]), context))
         wires = [wire for wire, _ in self._wires]
         group = f", {len(wires)} tensors of {[list(w.shape) for w in wires]}" if len(wires) > 1 else ""
+        layout = zlib.crc32(str([(w.dtype, w.shape) for w in wires]).encode()) if group else 0
+        works = []
         for number, wire in enumerate(wires):
-            layout = zlib.crc32(str([(w.dtype, w.shape) for w in wires]).encode()) if group else 0
-            part = name if not number else f"{name}.{number}"
-            agree(world, Request("allreduce", part, wire.dtype, tuple(wire.shape), self._op, -1, layout,
-                                 wraps=group))  # fmt: skip
-        return Handle(world, [reduced(wire, self._op) for wire in wires], self._finish)
+            own_name = name if not number else f"{name}.{number}"
+            request = Request("allreduce", own_name, wire.dtype, tuple(wire.shape), self._op, -1, layout,
+                              wraps=group)  # fmt: skip
+            works.append(agreed_reduction(world, self._span, request, wire, self._op))
+        return Handle(world, works, self._finish)
 
     def _finish(self) -> list[torch.Tensor]:
         for (wire, context), output in zip(self._wires, self._outputs, strict=True):
             if self._op == Average:
-                averaged_(wire, self._size)
-            whole = self._compression.decompress(wire, context)
-            if self._scales[1] != 1.0:
-                whole.mul_(self._scales[1])
+                averaged_(wire, self._span.size)
+            whole = scaled_(self._compression.decompress(wire, context), self._scales[1])
             if whole.data_ptr() != output.data_ptr():
                 with torch.no_grad():
                     output.copy_(whole)
@@ -152,11 +167,11 @@ def start_allreduce(
     name: str | None,
     scales: tuple[float, float] = (1.0, 1.0),
     compression: Compressor = Compression.none,
+    process_set: Any = None,
 ) -> Handle:
     """Begin; the handle's result are the outputs. Raises ConfigError, HorovodInternalError."""
-    world = horovod_world()
-    world.ready()
-    return _Reduction(world, outputs, op, scales, compression).start(world, tensors, name or "")
+    span = span_of(process_set)
+    return _Reduction(span, outputs, op, scales, compression).start(horovod_world(), tensors, name or "")
 
 
 def allreduce_async_(
@@ -169,9 +184,9 @@ def allreduce_async_(
     process_set: Any = None,
 ) -> Handle:
     """Begin to reduce in place."""
-    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
-    return _Only(start_allreduce([tensor], [tensor], check_op(op, average), name, scales))
+    chosen = check_op(op, average)
+    return _Only(start_allreduce([tensor], [tensor], chosen, name, scales, process_set=process_set))
 
 
 def allreduce_async(
@@ -184,10 +199,10 @@ def allreduce_async(
     process_set: Any = None,
 ) -> Handle:
     """Begin to reduce into a new tensor."""
-    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
     output = torch.empty_like(tensor, requires_grad=False)
-    return _Only(start_allreduce([tensor], [output], check_op(op, average), name, scales))
+    chosen = check_op(op, average)
+    return _Only(start_allreduce([tensor], [output], chosen, name, scales, process_set=process_set))
 
 
 def allreduce_(
@@ -215,9 +230,8 @@ def grouped_allreduce_async_(
     process_set: Any = None,
 ) -> Handle:
     """Begin to reduce several tensors in place."""
-    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
-    return start_allreduce(tensors, tensors, check_op(op, average), name, scales)
+    return start_allreduce(tensors, tensors, check_op(op, average), name, scales, process_set=process_set)
 
 
 def grouped_allreduce_async(
@@ -230,10 +244,9 @@ def grouped_allreduce_async(
     process_set: Any = None,
 ) -> Handle:
     """Begin to reduce several tensors into new ones."""
-    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
     outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
-    return start_allreduce(tensors, outputs, check_op(op, average), name, scales)
+    return start_allreduce(tensors, outputs, check_op(op, average), name, scales, process_set=process_set)
 
 
 def grouped_allreduce_(
@@ -254,34 +267,54 @@ def grouped_allreduce_(
 
 
 def reducescatter_async(
-    tensor: torch.Tensor, name: str | None = None, op: Op | None = None, process_set: Any = None
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin to reduce, of which each rank gets its rows: the first ranks one more where they do not divide."""
-    check_process_set(process_set)
     chosen = check_op(op)
     if tensor.dim() == 0:
         raise ConfigError("reducescatter divides a tensor by its first dimension: this one has none")
     if chosen not in (Average, Sum):
         raise ConfigError(f"reducescatter takes op=hvd.Average or hvd.Sum, not {chosen}")
-    world = horovod_world()
-    place = world.ready()
-    wire = widened(world.on_wire(tensor))
-    agree(world, Request("reducescatter", name or "", wire.dtype, tuple(wire.shape), chosen))
-    at = _starts(tensor.shape[0], place.size)
+    world, span = horovod_world(), span_of(process_set)
+    wire = scaled_(widened(world.on_wire(tensor)), prescale_factor)
+    request = Request("reducescatter", name or "", wire.dtype, tuple(wire.shape), chosen)
+    at = _starts(tensor.shape[0], span.size)
 
     def finish() -> torch.Tensor:
-        rows = wire[at[place.rank] : at[place.rank + 1]].clone()
+        rows = wire[at[span.rank] : at[span.rank + 1]].clone()
         if chosen == Average:
-            averaged_(rows, place.size)
-        return rows.to(device=tensor.device, dtype=tensor.dtype)
+            averaged_(rows, span.size)
+        return scaled_(rows, postscale_factor).to(device=tensor.device, dtype=tensor.dtype)
 
-    return Handle(world, [reduced(wire, chosen)], finish)
+    return Handle(world, [agreed_reduction(world, span, request, wire, chosen)], finish)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin to reduce several tensors, of each of which each rank gets its rows."""
+    scales = (prescale_factor, postscale_factor)
+    return Several(
+        [
+            reducescatter_async(one, part(name, number), op, process_set, *scales)
+            for number, one in enumerate(tensors)
+        ]
+    )
 
 
 def barrier(process_set: Any = None) -> None:
     """Wait until every rank has come here."""
-    check_process_set(process_set)
-    agree(horovod_world(), Request("barrier"))
+    agree(horovod_world(), span_of(process_set), Request("barrier"))
 
 
 def join(device: int = -1) -> int:
@@ -289,18 +322,21 @@ def join(device: int = -1) -> int:
 
     Returns the rank that came last. Averages still divide by the number of all ranks.
     """
-    world = horovod_world()
-    turns = 0
+    world, turns = horovod_world(), 0
     while True:
-        agreed = agree(world, Request("join", own=turns))
-        if len(agreed.joined) == world.place.size:
+        span = world.ready()
+        agreed = agree(world, span, Request("join", own=turns))
+        if len(agreed.joined) == span.size:
             return min(agreed.joined, key=lambda rank: (agreed.own[rank], -rank))
         turns += 1
         request = agreed.request
         if request.kind == "allreduce":
             zeros = torch.zeros(request.shape, dtype=request.dtype, device=world.device)
-            with told_as_horovod():
-                dist.all_reduce(zeros)
+            if not fits(zeros.nbytes):
+                work = reduced(zeros, Sum, span)
+                if work is not None:
+                    with told_as_horovod():
+                        work.wait()
         elif request.kind == "gradients":
             world.stand_in(request.layout)
 

@@ -29,7 +29,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Others that `record_indices` has named."""
         self.remaining_indices: list[int] = []
         self.rank, self.num_replicas, self.num_samples, self.total_size = 0, 1, 0, 0
-        self._begun_at = 0
+        self._batch: int | None = None
+        """The one that was recorded last since the records were divided."""
+        self._done = 0
+        """Records of all ranks since then."""
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -40,12 +43,15 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """All ranks have done their batch of this number, counted from the start of the loop over them."""
-        done = (batch_idx + 1) * batch_size * self.num_replicas
+        """All ranks have done a batch of this size. A number said twice in turn counts once."""
+        if batch_idx == self._batch:
+            return
+        self._batch = batch_idx
+        self._done += batch_size * self.num_replicas
         if self.processed_indices:
-            self.processed_indices.update(self.remaining_indices[:done])
+            self.processed_indices.update(self.remaining_indices[: self._done])
         else:
-            self.processed_num = max(self.processed_num, self._begun_at + done)
+            self.processed_num += batch_size * self.num_replicas
 
     def record_indices(self, indices: Iterable[int]) -> None:
         """This rank has done these records; the others hear of it when the world changes. Not with `record_batch`."""
@@ -76,7 +82,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
-        self._begun_at = self.processed_num
+        self._batch, self._done = None, 0
         left = order[self.processed_num :]
         self.remaining_indices = [index for index in left if index not in self.processed_indices]
         self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)

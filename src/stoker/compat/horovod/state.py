@@ -16,9 +16,12 @@ from stoker.train.runtime import runtime
 
 
 class State:
-    """What a training function works on. Subclasses say how it is saved, restored and synchronized."""
+    """What a training function works on. Subclasses say how it is saved, restored and synchronized.
 
-    def __init__(self, **kwargs: Any) -> None:
+    Horovod's own arguments `bcast_object` and `get_rank` are taken and not needed.
+    """
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:
         runtime().connect()  # so that the job knows early that this script is elastic
         self._reset_callbacks: list[Callable[[], None]] = []
         self._point: Callable[..., bool] | None = None
@@ -75,10 +78,7 @@ class State:
 
 
 class ObjectState(State):
-    """Plain attributes: `ObjectState(epoch=0, batch=0)`.
-
-    Horovod's own arguments `bcast_object` and `get_rank` are taken and not needed.
-    """
+    """Plain attributes: `ObjectState(epoch=0, batch=0)`."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class TorchState(ObjectState):
     """Modules, optimizers, samplers, other objects with `state_dict()`, and plain values.
 
     All of them are copied to the host's memory at each commit and go back together. A module or optimizer may be
-    assigned anew: `state.model = other`.
+    assigned anew, and is saved by that: `state.model = other`.
     """
 
     def __init__(
@@ -140,7 +140,9 @@ class TorchState(ObjectState):
             raise ConfigError(
                 f"state.{name} is a {type(held[name].value).__name__}, not a {type(value).__name__}"
             )
-        held[name].value = value
+        if value is not held[name].value:
+            held[name].value = value
+            held[name].save()  # what was saved of the other does not fit it
 
     def save(self) -> None:
         for one in self._held.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from stoker.compat.horovod import elastic
@@ -12,7 +13,9 @@ from stoker.compat.horovod.differentiable import (
     allreduce,
     alltoall,
     broadcast,
+    grouped_allgather,
     grouped_allreduce,
+    grouped_reducescatter,
     reducescatter,
 )
 from stoker.compat.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -29,8 +32,16 @@ from stoker.compat.horovod.movements import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather_async,
 )
 from stoker.compat.horovod.optimizer import DistributedOptimizer
+from stoker.compat.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    remove_process_set,
+)
 from stoker.compat.horovod.reductions import (
     Adasum,
     Average,
@@ -42,23 +53,27 @@ from stoker.compat.horovod.reductions import (
     allreduce_async,
     allreduce_async_,
     barrier,
-    global_process_set,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    grouped_reducescatter_async,
     join,
     reducescatter_async,
 )
+from stoker.compat.horovod.sync_batch_norm import SyncBatchNorm
+from stoker.errors import ConfigError
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt",
-    "Max", "Min", "Product", "Sum", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
-    "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
-    "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "cross_rank", "cross_size", "elastic", "global_process_set", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "init", "is_homogeneous", "is_initialized", "join",
-    "local_rank", "local_size", "poll", "rank", "reducescatter", "reducescatter_async", "shutdown", "size",
-    "synchronize",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt", "Max",
+    "Min", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
+    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async",
+    "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "cross_rank", "cross_size", "elastic",
+    "get_process_set_ids_and_ranks", "global_process_set", "grouped_allgather", "grouped_allgather_async",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
+    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
+    "local_rank", "local_size", "poll", "rank", "reducescatter", "reducescatter_async", "remove_process_set",
+    "shutdown", "size", "synchronize",
 ]  # fmt: skip
 
 _BUILT = frozenset({"gloo_built", "gloo_enabled"})
@@ -72,14 +87,25 @@ _NOT_BUILT = frozenset(
         "cuda_built",
         "rocm_built",
         "ddl_built",
+        "mlsl_built",
     }
 )
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Take this process's place. May be called again."""
-    del comm, process_sets
-    horovod_world().init()
+    """Take this process's place. May be called again. `process_sets`: those that are to be used.
+
+    Raises ConfigError for some ranks only: process sets are for that.
+    """
+    world = horovod_world()
+    world.init()
+    if comm is not None and list(comm) not in ([], list(range(world.place.size))):
+        raise ConfigError(
+            f"hvd.init(comm={comm!r:.80}): all {world.place.size} ranks take part here; give collectives "
+            "process_set=hvd.add_process_set([…]) for those of some"
+        )
+    for one in () if process_sets in (None, "dynamic") else process_sets:
+        add_process_set(one)
 
 
 def shutdown() -> None:
@@ -133,4 +159,10 @@ def __getattr__(name: str) -> Any:
         return lambda *_, **__: True
     if name in _NOT_BUILT:
         return lambda *_, **__: False
+    if name == "mpi_ops":
+        return sys.modules[__name__]
+    if name in ("start_timeline", "stop_timeline"):
+        raise ConfigError(
+            f"hvd.{name}: there is no timeline of collectives; take torch.profiler, and `stoker status` for the job"
+        )
     raise AttributeError(f"hvd.{name} is not there in Stoker: docs/how-to/horovod.md says what is")

@@ -7,7 +7,7 @@
     trainer.fit(model, loader)
 
 under `stoker run`, or alone. `strategy` is what Lightning knows of the world, `loops` are its loops that go on at the
-last commit, `progress` is what such a commit holds of them.
+last commit, `progress` is what such a commit holds of them, `csv_log` has rank 0's log go on in another process.
 """
 
 from stoker.compat.lightning.strategy import ElasticStrategy

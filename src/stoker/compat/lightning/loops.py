@@ -38,6 +38,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         if self.batch_progress.total.ready != before and not self._should_accumulate():
             self._worlds.commit()
 
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Nothing: a rank that is told to end ends alone."""
+
     def go_on(self, data_fetcher: Any) -> None:
         """The rest of the epoch, from the last commit on: first what was to follow that batch."""
         data_fetcher.fetched += self.batch_progress.current.ready
@@ -140,6 +143,11 @@ class ElasticFitLoop(_FitLoop):
             raise ConfigError(
                 f"ElasticStrategy trains on one stoker.Loader, whose position belongs to each step, not on {names}: "
                 "trainer.fit(model, stoker.Loader(dataset, global_batch_size=…))"
+            )
+        if loaders[0].virtual_ranks:
+            raise ConfigError(
+                "ElasticStrategy has no exact mode: Lightning steps optimizers itself, once a batch, and not once a "
+                "global batch of virtual ranks. Leave virtual_ranks out, or use @stoker.elastic itself"
             )
 
 

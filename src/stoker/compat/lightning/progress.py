@@ -32,6 +32,7 @@ class FitProgress:
             "callbacks": {c.state_key: s for c in callbacks_of(trainer) if (s := _state_of(c))},
             "datamodule": _datamodule_of(trainer).state_dict() if _datamodule_of(trainer) is not None else {},
             "should_stop": trainer.should_stop,
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "metrics": dict(trainer._logger_connector._callback_metrics),
         }
 
@@ -50,6 +51,9 @@ class FitProgress:
         if datamodule is not None and state["datamodule"]:
             datamodule.load_state_dict(state["datamodule"])
         trainer.should_stop = state["should_stop"]
+        trainer.accumulate_grad_batches = state[
+            "accumulate_grad_batches"
+        ]  # a callback may change it by epochs
         metrics = trainer._logger_connector._callback_metrics
         metrics.clear()
         metrics.update(state["metrics"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,12 +13,20 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _all_gather_ddp_if_available, _sync_ddp_if_available
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_zero_only
 
+from stoker.compat.lightning.csv_log import continue_csv_logs
 from stoker.compat.lightning.loops import make_elastic
-from stoker.compat.lightning.progress import FitProgress
+from stoker.compat.lightning.progress import FitProgress, callbacks_of
 from stoker.errors import ConfigError
 from stoker.train.context import init
 from stoker.train.elastic import elastic
@@ -28,6 +37,8 @@ from stoker.train.state import State
 
 log = logging.getLogger("stoker.train")
 R = TypeVar("R")
+_CHANGE_THE_MODEL = (BaseFinetuning, ModelPruning, StochasticWeightAveraging, WeightAveraging)
+"""Callbacks that keep a second model, or change which parameters there are to train, as no commit tells a newcomer."""
 
 
 class ElasticStrategy(Strategy):
@@ -38,7 +49,8 @@ class ElasticStrategy(Strategy):
     The rest of the keywords are torch's DistributedDataParallel's.
 
     Raises ConfigError, when the fit begins, for what cannot be undone or divided: manual optimization, LBFGS, training
-    data that is not one `stoker.Loader`, loaders that are made anew during the fit, a second fit.
+    data that is not one `stoker.Loader`, exact mode, loaders that are made anew during the fit, callbacks that average,
+    prune or unfreeze the model, `sync_batchnorm`, a second fit.
     """
 
     def __init__(
@@ -85,9 +97,12 @@ class ElasticStrategy(Strategy):
         return runtime().device
 
     def setup_environment(self) -> None:
-        init()
+        context = init()
         self.set_world_ranks()
         super().setup_environment()
+        assert self._lightning_module is not None
+        if context.is_elastic:
+            continue_csv_logs(self._lightning_module.trainer.loggers)
 
     def set_world_ranks(self) -> None:
         """Tell Lightning's global "is this rank 0"."""
@@ -124,6 +139,8 @@ class ElasticStrategy(Strategy):
         """Call `attempt` in each world, until one call comes to its end in all ranks."""
         module = self._lightning_module
         assert module is not None
+        assert self._trainer is not None
+        _leave_sigterm_alone(self._trainer)
         items: dict[str, Any] = {"model": module, "fit": self._progress}
         items |= {f"optimizer_{i}": one for i, one in enumerate(self.optimizers)}
         items |= {f"scheduler_{i}": one.scheduler for i, one in enumerate(self.lr_scheduler_configs)}
@@ -150,9 +167,14 @@ class ElasticStrategy(Strategy):
         self._state.commit()
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
-        # Lightning would call the closure from inside the optimizer, which counts as a step as soon as it is called: a
-        # peer that is lost in the backward pass would leave this rank with parameters that nobody can vouch for.
+        # Lightning would call the closure, and the hooks after it, from inside the optimizer, which counts as a step
+        # as soon as it is called: a peer lost there would leave this rank with parameters that nobody can vouch for.
+        plugin, module = self.precision_plugin, self._lightning_module
+        assert module is not None
         result = closure()
+        if type(plugin).optimizer_step is Precision.optimizer_step or getattr(plugin, "scaler", self) is None:
+            plugin._after_closure(module, optimizer)
+            return optimizer.step(closure=lambda: result, **kwargs)
         return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
 
     def teardown(self) -> None:
@@ -232,10 +254,31 @@ class ElasticStrategy(Strategy):
                 "ElasticStrategy cannot keep the position of loaders that are made anew: leave out "
                 "reload_dataloaders_every_n_epochs"
             )
+        changing = [type(one).__name__ for one in callbacks_of(trainer) if isinstance(one, _CHANGE_THE_MODEL)]
+        if changing:
+            raise ConfigError(
+                f"ElasticStrategy cannot go on with {changing[0]}: it keeps a second model, or changes what is "
+                "trained, outside the commit, so that a worker that joins would train another model. Leave it out, or "
+                "write it into the module, with buffers for what must last"
+            )
+        if trainer._accelerator_connector._layer_sync is not None:
+            raise ConfigError(
+                "ElasticStrategy does not convert the model for sync_batchnorm=True: give trainer.fit "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), and leave the argument out"
+            )
         if runtime().core.phase != "starting":
             raise ConfigError(
                 "ElasticStrategy fits once in a process: workers that join could not know of an earlier fit"
             )
+
+
+def _leave_sigterm_alone(trainer: Trainer) -> None:
+    """Who is told to end, ends; the others go on. Lightning answers by a collective that no other rank comes to, and
+    has all ranks end."""
+    connector = trainer._signal_connector
+    before = connector._original_handlers.get(signal.SIGTERM)
+    if before is not None:
+        connector._register_signal(signal.SIGTERM, before)
 
 
 def _broadcast(value: Any, source: int, device: torch.device) -> Any:

@@ -19,6 +19,7 @@ from stoker.data.loader import Loader
 from stoker.data.session import session
 from stoker.errors import ConfigError
 from stoker.train.elastic import elastic
+from stoker.train.runtime import runtime
 from stoker.train.state import State
 
 POSITION = "stoker-loader.json"
@@ -33,7 +34,8 @@ class ElasticTrainer(Trainer):
     for torch's DistributedDataParallel.
 
     Raises ConfigError for arguments that are no ElasticTrainingArguments, for training data that is no `stoker.Loader`,
-    for gradient accumulation, FSDP, DeepSpeed, `auto_find_batch_size`, and for a second `train`.
+    for exact mode, gradient accumulation, FSDP, DeepSpeed, `auto_find_batch_size`, an order of records that the loader
+    does not have, evaluation data that is a loader, and for a second `train`.
     """
 
     def __init__(self, *arguments: Any, ddp_options: dict[str, Any] | None = None, **options: Any) -> None:
@@ -68,6 +70,19 @@ class ElasticTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         return self.loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Trainer's own. Raises ConfigError where it is to be made of a loader."""
+        known: Any = self.eval_dataset
+        chosen = known if eval_dataset is None else eval_dataset
+        if isinstance(chosen, str):
+            chosen = known[chosen]
+        if isinstance(chosen, Loader):
+            raise ConfigError(
+                "ElasticTrainer makes the loader of eval_dataset itself, and divides it over the world: give it the "
+                "dataset, not a stoker.Loader"
+            )
+        return super().get_eval_dataloader(eval_dataset)
 
     # -- the training -------------------------------------------------------------------------------------
 
@@ -176,6 +191,10 @@ class ElasticTrainer(Trainer):
             self._state.commit()
         super()._maybe_log_save_evaluate(*arguments, **options)
 
+    def _evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """Not again in each world where it was asked for before the first step (`eval_on_start`)."""
+        return {} if self._is_resumed else super()._evaluate(*arguments, **options)
+
     def _finalize_training(self, *arguments: Any) -> None:
         """Not before all ranks are through, when some may be gone; but for the one sum over them."""
         self.store_flos()
@@ -229,6 +248,21 @@ class ElasticTrainer(Trainer):
 
     def _check(self) -> None:
         args = self.args
+        if runtime().core.phase != "starting":
+            raise ConfigError(
+                "ElasticTrainer trains once in a process: workers that join could not know of an earlier training"
+            )
+        if self.loader.virtual_ranks:
+            raise ConfigError(
+                "ElasticTrainer has no exact mode: Trainer steps the optimizer itself, once a batch, and not once a "
+                "global batch of virtual ranks. Leave virtual_ranks out, or use @stoker.elastic itself"
+            )
+        if args.train_sampling_strategy != "random" or args.dataloader_drop_last:
+            what = "dataloader_drop_last" if args.dataloader_drop_last else "train_sampling_strategy"
+            raise ConfigError(
+                f"ElasticTrainer takes the records in the loader's order, all of them: leave out {what}, and make a "
+                "dataset that has the records so"
+            )
         if args.gradient_accumulation_steps != 1:
             raise ConfigError(
                 "ElasticTrainer accumulates no gradients over batches, whose shares and weights differ: make the "

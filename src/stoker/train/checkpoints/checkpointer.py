@@ -7,32 +7,27 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import torch
 
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.platform.shared_folders import make_owned_folder, remove_folder, shared_base
 from stoker.settings import WorkerSettings
-from stoker.train.checkpoint import KEEP, CheckpointFolder
 from stoker.train.checkpoints.due import Due
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.memory import MemorySlots
-from stoker.train.checkpoints.nearest import newest_in_memory
-from stoker.train.checkpoints.storage_port import (
-    FolderStorage,
-    Loaded,
-    Storage,
-    UrlStorage,
-    ask_saver,
-    newest_of,
-)
+from stoker.train.checkpoints.nearest import nearest_in_memory
+from stoker.train.checkpoints.storage import KEEP
+from stoker.train.checkpoints.storage_port import Loaded, RunStorage, ask_saver
 from stoker.train.sealed import Sealed
 from stoker.wire.saving import StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
 EVERY_S = 60.0
+LAST_AGAIN_S = 0.2
+"""Between two tries to take a run's last snapshot."""
 
 
 class Checkpointer:
@@ -79,7 +74,7 @@ class Checkpointer:
             raise ConfigError("Checkpointer needs every_s or every_commits: neither says when to take one")
         if keep < 1:
             raise ConfigError(f"Checkpointer(keep=…) must be at least 1, not {keep}")
-        self.folder = _folder_of(url, keep) if url is not None else None
+        self.storage = RunStorage(url, keep) if url is not None else None
         """What rank 0 writes to; None: checkpoints are in memory alone."""
         self.may_be_behind = True
         """Whether the node's saver may write snapshots to the storage in place of rank 0's training thread."""
@@ -90,10 +85,13 @@ class Checkpointer:
         self._keep = keep
         self._in_memory = in_memory
         self._overlaps = overlap
-        self._every_commits = every_commits
         self._due = Due(every_s, every_commits, time.monotonic())
         self._owes = False
         """A snapshot was due while the last one was still under way."""
+        self._taken_at = -1
+        """Commits of the newest snapshot that was begun."""
+        self.source = ""
+        """What the state was loaded from; empty: from nothing."""
         self._is_room_made = False
         self._shared: Path | None = None
         self._run_id = ""
@@ -110,7 +108,7 @@ class Checkpointer:
                 self._shared.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._url is None and settings.checkpoint_dir is not None:
             self._url = settings.checkpoint_dir
-            self.folder = _folder_of(self._url, self._keep)
+            self.storage = RunStorage(self._url, self._keep)
         if settings.has_saver and self.may_be_behind and self._in_memory and self._shared is not None:
             self._call_saver(self._shared)
 
@@ -119,38 +117,38 @@ class Checkpointer:
         """Whether the node's saver writes to the storage. Where there are no snapshots it cannot."""
         return self._has_saver and self._in_memory and not (self.slots is not None and self.slots.problem)
 
-    def newest(self) -> Loaded | None:
-        """The newest state of all that can be read here: of this node's memory, or of the storage.
+    def load_newest(self, take: Callable[[Loaded], None]) -> None:
+        """Have `take` take over the newest state that can be read here, if any: of this node's memory, or the storage.
 
         Raises EnvironmentProblem where the storage has checkpoints of which none can be read, and memory has none.
         """
-        image = newest_in_memory(self._shared, self._run_id) if self._shared is not None else None
+        if self._shared is None:
+            self._load_newest(None, take)
+            return
+        with nearest_in_memory(self._shared, self._run_id) as image:
+            self._load_newest(image, take)
+            del image  # with its tensors, before the memory goes
+
+    def _load_newest(self, image: Image | None, take: Callable[[Loaded], None]) -> None:
         try:
-            saved = self._saved(beyond=image.commits if image is not None else -1)
+            beyond = image.commits if image is not None else -1
+            saved = self.storage.newest(beyond) if self.storage is not None else None
         except EnvironmentProblem as error:
             if image is None:
                 raise
             log.warning("going on from this node's memory: %s", error)
             saved = None
         if saved is not None and (image is None or saved[0] > image.commits):
-            log.info("state loaded from the checkpoint at commit %d", saved[0])
-            return saved
-        if image is None:
-            return None
-        log.info("state loaded from the snapshot in memory at commit %d", image.commits)
-        return image.commits, image.state()
+            assert self.storage is not None
+            self._say_source(f"the checkpoint of commit {saved.commits} in {self.storage.shown}")
+            take(saved)
+        elif image is not None:
+            self._say_source(f"the snapshot of commit {image.commits} in this node's memory")
+            take(Loaded(image.commits, kept(image).state(), image.fingerprint))
 
     def is_due(self, commits: int) -> bool:
         """Whether a checkpoint is due at this commit. Asked once at each commit."""
         return self._due.is_due(commits, time.monotonic())
-
-    def is_due_by_commits(self, commits: int) -> bool:
-        """As `is_due`, the same on every rank. Raises ConfigError where only the time was said."""
-        if self._every_commits is None:
-            raise ConfigError(
-                "sharded models are written by all ranks together: say when by Checkpointer(every_commits=…)"
-            )
-        return commits % self._every_commits == 0
 
     def snapshot(self, commits: int, state: Sealed, *, is_due: bool) -> None:
         """At a commit of a worker that takes snapshots: take one if it is due, else see that there is room for it."""
@@ -168,7 +166,21 @@ class Checkpointer:
             self._is_room_made = True
             slots.prepare(image)
         if self._owes:
+            skipped = slots.skipped
             self._owes = not slots.take(image, _stable(state, image))
+            if not self._owes and slots.skipped == skipped:
+                self._taken_at = commits
+
+    def snapshot_last(self, commits: int, state: Sealed, limit_s: float) -> None:
+        """At the end of a run: its last state, unless there is a snapshot of it. Waits until the one under way is done
+        and a slot is free, which may be read by a saver; no longer than `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        slots = self._open()
+        while slots is not None and commits != self._taken_at and time.monotonic() < deadline:
+            slots.finish()
+            self.snapshot(commits, state, is_due=True)
+            if commits != self._taken_at:
+                time.sleep(LAST_AGAIN_S)
 
     def settle(self) -> None:
         """Parameters are about to be changed, by an optimizer or by a state that is loaded."""
@@ -190,15 +202,9 @@ class Checkpointer:
 
     # -- helpers ------------------------------------------------------------------------------------------
 
-    def _saved(self, beyond: int) -> Loaded | None:
-        """Of the storage, where it has one of more commits than that; it is not read otherwise."""
-        storages: list[Storage] = []
-        if isinstance(self.folder, CheckpointFolder):
-            storages.append(FolderStorage(self.folder))
-        if self._url is not None:
-            storages.append(UrlStorage(self._url, self._keep))
-        kept = newest_of(storages)
-        return kept.load() if kept is not None and kept.commits > beyond else None
+    def _say_source(self, source: str) -> None:
+        self.source = source
+        log.info("state loaded from %s", source)
 
     def _call_saver(self, shared: Path) -> None:
         if self._url is None:
@@ -230,6 +236,15 @@ def _stable(state: Sealed, image: Image) -> set[int]:
     return {_storage(tensor) for tensor in [*state.stable_tensors(), *kept]}
 
 
+def kept(image: Image) -> Image:
+    """With copies of what would be kept as it is: modules copy what they load, optimizers take the very tensors."""
+    pieces = [
+        piece if piece.name.startswith("modules.") else piece._replace(tensor=piece.tensor.clone())
+        for piece in image.pieces
+    ]
+    return image._replace(pieces=pieces)
+
+
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -244,10 +259,3 @@ def _remove_own(folder: Path, owner: int) -> None:
     """Not in a process that was forked from the owner."""
     if os.getpid() == owner:
         remove_folder(folder)
-
-
-def _folder_of(url: str, keep: int) -> CheckpointFolder | UrlStorage:
-    parts = urlsplit(url)
-    if "://" in url and parts.scheme != "file":
-        return UrlStorage(url, keep)
-    return CheckpointFolder(Path(unquote(parts.path)) if parts.scheme == "file" else Path(url), keep)

@@ -4,19 +4,25 @@ reader, and each is compared with its checksum."""
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
+from pickle import UnpicklingError
 from typing import IO, Any, NamedTuple, cast
 
 import torch
 
 from stoker.errors import CheckpointDamaged
-from stoker.train.checkpoint import UNREADABLE
 from stoker.train.checkpoints.hashing import hash_of
 from stoker.train.checkpoints.manifest import Chunk
 from stoker.train.checkpoints.places import Place
 
+UNREADABLE = (
+    *(OSError, RuntimeError, LookupError, EOFError, ValueError, TypeError, AttributeError),
+    *(UnpicklingError, zipfile.BadZipFile),
+)
+"""What torch.load raises for other bytes than it wrote."""
 READ_BYTES = 64 * 1024 * 1024
 """Neighbours in a file are read together up to this."""
 

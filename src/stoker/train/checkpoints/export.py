@@ -1,4 +1,4 @@
-"""What commands do with the checkpoints of a place, also with the older `commit-*.pt` files of a folder."""
+"""What commands do with the checkpoints of a place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem
-from stoker.train.checkpoint import UNREADABLE, CheckpointFolder
-from stoker.train.checkpoints.places import LocalPlace, open_place
 from stoker.train.checkpoints.reader import CheckpointReader
 from stoker.train.checkpoints.storage import CheckpointStorage
 from stoker.train.packing import unpack
@@ -33,8 +31,6 @@ class Listed(NamedTuple):
     """`whole`, `torn`, `damaged`."""
     problem: str
     reader: CheckpointReader | None
-    path: Path | None
-    """Of a file of the older kind."""
 
 
 def listed(url: str) -> list[Listed]:
@@ -45,40 +41,23 @@ def listed(url: str) -> list[Listed]:
         found.append(
             Listed(
                 commits=held.commits,
-                name=f"step-{held.commits:012d}",
+                name=held.name,
                 written_at=manifest.written_at if manifest is not None else 0.0,
                 size_bytes=held.size_bytes,
                 world_size=manifest.world_size if manifest is not None else 0,
                 state="whole" if held.reader is not None else "torn" if held.is_torn else "damaged",
                 problem=held.problem,
                 reader=held.reader,
-                path=None,
             )
         )
-    place = open_place(url)
-    older = CheckpointFolder(place.folder).paths() if isinstance(place, LocalPlace) else []
-    for path in older:
-        with contextlib.suppress(FileNotFoundError):
-            about = path.stat()
-            commits = int(path.stem.partition("-")[2])
-            found.append(
-                Listed(commits, path.name, about.st_mtime, about.st_size, 1, "whole", "", None, path)
-            )
-    return sorted(found, key=lambda one: (one.commits, one.path is None))
+    return found
 
 
 def verify(one: Listed, on_bytes: Callable[[int], None]) -> list[str]:
     """What is wrong with a checkpoint. Raises EnvironmentProblem where the storage cannot be reached."""
     if one.reader is not None:
         return one.reader.verify(on_bytes)
-    if one.path is None:
-        return [one.problem]
-    try:
-        _load_old(one.path)
-    except CheckpointDamaged as error:
-        return [str(error)]
-    on_bytes(one.size_bytes)
-    return []
+    return [one.problem]
 
 
 def choose(found: list[Listed], commits: int | None, shown: str) -> Listed:
@@ -95,15 +74,12 @@ def choose(found: list[Listed], commits: int | None, shown: str) -> Listed:
 
 def read_part(one: Listed, only: str) -> Any:
     """The state, or what is at `modules.model` or the like in it. Raises CheckpointDamaged, ConfigError."""
-    if one.path is not None:
-        state = _load_old(one.path)
-    else:
-        assert one.reader is not None
-        plain, names = one.reader.read_plain()
-        wanted = [name for name in names if not only or name == only or name.startswith(f"{only}.")]
-        tensors = one.reader.read_tensors(wanted)
-        nothing = torch.empty(0)
-        state = unpack(plain, [tensors.get(name, nothing) for name in names])
+    assert one.reader is not None
+    plain, names = one.reader.read_plain()
+    wanted = [name for name in names if not only or name == only or name.startswith(f"{only}.")]
+    tensors = one.reader.read_tensors(wanted)
+    nothing = torch.empty(0)
+    state = unpack(plain, [tensors.get(name, nothing) for name in names])
     return _at(state, only) if only else state
 
 
@@ -164,15 +140,3 @@ def _at(state: Any, only: str) -> Any:
         key = max(fitting, key=lambda one: len(str(one)))
         rest, held = rest[len(str(key)) + 1 :], held[key]
     return held
-
-
-def _load_old(path: Path) -> dict[str, Any]:
-    try:
-        with torch.serialization.safe_globals([bytes]):
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        state = saved["state"]
-    except UNREADABLE as error:
-        raise CheckpointDamaged(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(state, dict):
-        raise CheckpointDamaged(f"{path.name} holds no state")
-    return state

@@ -9,6 +9,7 @@ import xxhash
 
 from stoker.train.checkpoints.manifest import File
 from stoker.train.checkpoints.places import Sink
+from stoker.train.transfer import bytes_of
 
 HASH_BYTES = 16 * 1024 * 1024
 """Hashed at a time."""
@@ -18,7 +19,7 @@ def hash_of(tensor: torch.Tensor) -> str:
     """Of its elements, in the order of rows."""
     hashed = xxhash.xxh3_128()
     if tensor.numel():
-        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        raw = bytes_of(tensor.detach()).numpy()
         for at in range(0, len(raw), HASH_BYTES):
             hashed.update(raw[at : at + HASH_BYTES].data)
     return hashed.hexdigest()

@@ -34,6 +34,8 @@ class Image(NamedTuple):
     plain: Any
     """As `pack` leaves it, for msgpack: a tensor is its number in `pieces`."""
     pieces: list[Piece]
+    fingerprint: str = ""
+    """The same of images that hold the same, bit for bit; empty: not known."""
 
     def state(self) -> dict[str, Any]:
         """The exported state again, of the pieces' own tensors. Raises WireError where a piece is not the whole."""

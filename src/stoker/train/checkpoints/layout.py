@@ -149,12 +149,25 @@ def read_header(read: Read, file_bytes: int) -> Header:
     return header
 
 
-def read_description(read: Read, header: Header) -> tuple[Any, list[Place]]:
-    """The plain part, and where each piece lies. Raises WireError."""
-    if header.description_at < HEADER_BYTES + header.data_bytes:
+def image_in(whole: memoryview, header: Header) -> Image:
+    """All of it as it lies in writable memory that holds the whole file: no copy; the tensors hold on to `whole`.
+
+    Raises WireError where a checksum does not hold.
+    """
+    plain, places, fingerprint = _description_in(whole, header)
+    for place in places:
+        begin = HEADER_BYTES + place.position
+        _check_piece(place, whole[begin : begin + place.size_bytes])
+    pieces = [Piece(place.name, place.shape, place.offsets, piece_in(whole, place)) for place in places]
+    return Image(header.commits, plain, pieces, fingerprint)
+
+
+def _description_in(whole: memoryview, header: Header) -> tuple[Any, list[Place], str]:
+    """The plain part, where each piece lies, and what tells this content from any other."""
+    begin, end = header.description_at, header.description_at + header.description_bytes
+    if begin < HEADER_BYTES + header.data_bytes or end > len(whole):
         raise WireError("the header contradicts itself")
-    raw = bytearray(header.description_bytes)
-    read(header.description_at, memoryview(raw))
+    raw = whole[begin:end]
     if crc32c(raw) != header.description_crc:
         raise WireError("the checksum of the description does not hold: it is damaged")
     try:
@@ -163,24 +176,10 @@ def read_description(read: Read, header: Header) -> tuple[Any, list[Place]]:
         raise WireError(f"the description cannot be read: {error}") from None
     for place in places:
         _check(place, header.data_bytes)
-    return plain, places
+    return plain, places, hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
-def read_image(read: Read, header: Header) -> Image:
-    """All of it, in memory of its own. Raises WireError where a checksum does not hold."""
-    plain, places = read_description(read, header)
-    pieces = []
-    for place in places:
-        raw = torch.empty(place.size_bytes, dtype=torch.uint8)
-        into = memoryview(raw.numpy())  # type: ignore[arg-type]  # an array is a buffer
-        read(HEADER_BYTES + place.position, into)
-        check_piece(place, into)
-        tensor = raw.view(_dtype(place.dtype)).reshape(place.local)
-        pieces.append(Piece(place.name, place.shape, place.offsets, tensor))
-    return Image(header.commits, plain, pieces)
-
-
-def check_piece(place: Place, data: memoryview) -> None:
+def _check_piece(place: Place, data: memoryview) -> None:
     """Raises WireError where the checksum of a piece does not hold."""
     if crc32c(data) != place.crc:
         raise WireError(f"the checksum of {place.name} does not hold: it is damaged")

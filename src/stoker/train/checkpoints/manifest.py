@@ -20,7 +20,7 @@ PLAIN = "stoker.plain"
 """The name of what is no tensor: msgpack, kept as a tensor of bytes."""
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
-_STEP = re.compile(r"^step-(\d{12})$")
+_STEP = re.compile(r"^step-(\d{12})(-[A-Za-z0-9_-]{1,64})?$")
 _FILE = re.compile(r"^(__\d+_\d+\.distcp|\.metadata|pieces\.json)$")
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -64,7 +64,7 @@ class Part(msgspec.Struct, frozen=True):
 
     attempt: str
     rank: Size
-    file: File
+    files: list[File]
     chunks: list[Chunk]
 
 
@@ -93,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def step_name(commits: int) -> str:
-    """The name of a checkpoint's directory."""
+    """The name of a checkpoint's directory. A second one of that commit has its writer's attempt behind it."""
     return f"step-{commits:012d}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -41,12 +42,15 @@ class Place(Protocol):
     """For messages: without secrets."""
     reads_at_once: int
     """More bring nothing."""
+    writes_at_once: int
+    """Files of one writer."""
 
     def list(self) -> dict[str, dict[str, int]]:
         """Of each directory the files, with their bytes."""
 
-    def begin(self, step: str, attempt: str) -> str:
-        """The directory in which the files of this step are written until `publish`."""
+    def begin(self, step: str, attempt: str, *, is_shared: bool = False) -> str:
+        """The directory in which the files of this step are written until `publish`. `is_shared`: several write there,
+        who name the same attempt. It is never that of a checkpoint that is there already."""
 
     def create(self, directory: str, name: str) -> contextlib.AbstractContextManager[Sink]:
         """A new file, or another in the place of one. It is there for good when the context has ended."""
@@ -63,8 +67,9 @@ class Place(Protocol):
     def drop(self, directory: str, name: str) -> None:
         """Remove a file, if it is there."""
 
-    def publish(self, directory: str, step: str) -> None:
-        """The directory has all its files: from now on it is the step's own."""
+    def publish(self, directory: str, step: str, attempt: str) -> str:
+        """The directory has all its files: from now on it is one of the step. Its name: where there is another, with
+        the attempt behind it."""
 
     def remove(self, directory: str) -> None:
         """The manifest goes first, so that what remains should this break off is no checkpoint."""
@@ -77,8 +82,10 @@ def open_place(url: str) -> Place:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
-        path = Path(unquote(urlsplit(url.replace("#", "%23")).path) if separator else url)
-        if not str(url) or (separator and not path.is_absolute()):
+        parts = urlsplit(url.replace("#", "%23").replace("?", "%3F"))
+        path = Path(unquote(parts.path) if separator else url)
+        is_here = not separator or (parts.netloc in ("", "localhost") and path.is_absolute())
+        if not url or not is_here:
             raise ConfigError(
                 f"{url!r} is no place for checkpoints: write a folder, or a URL like s3://bucket/prefix"
             )
@@ -105,7 +112,7 @@ def open_place(url: str) -> Place:
 class LocalPlace:
     """A folder: files are flushed to the disk, a directory gets its name when it is whole."""
 
-    reads_at_once = 1
+    reads_at_once = writes_at_once = 1
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,7 +126,7 @@ class LocalPlace:
                 return {}
             return {entry.name: _sizes(Path(entry.path)) for entry in entries}
 
-    def begin(self, step: str, attempt: str) -> str:
+    def begin(self, step: str, attempt: str, *, is_shared: bool = False) -> str:
         directory = f".{step}.{attempt}.part"
         with self._told("write to"):
             (self.folder / directory).mkdir(parents=True, exist_ok=True)
@@ -150,18 +157,19 @@ class LocalPlace:
         with self._told("remove from"):
             (self.folder / directory / name).unlink(missing_ok=True)
 
-    def publish(self, directory: str, step: str) -> None:
+    def publish(self, directory: str, step: str, attempt: str) -> str:
         with self._told("write to"):
-            whole, aside = self.folder / step, self.folder / f".{step}.before.part"
             flush_folder(self.folder / directory)
-            if aside.exists():
-                shutil.rmtree(aside)
-            if whole.exists():
-                whole.rename(aside)
-            (self.folder / directory).rename(whole)
+            name = step
+            try:
+                (self.folder / directory).rename(self.folder / name)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                name = f"{step}-{attempt}"
+                (self.folder / directory).rename(self.folder / name)
             flush_folder(self.folder)  # before older ones go
-            if aside.exists():
-                shutil.rmtree(aside)
+        return name
 
     def remove(self, directory: str) -> None:
         with self._told("remove from"):
@@ -172,11 +180,12 @@ class LocalPlace:
     def _told(self, what: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
+        except StokerError:
             raise
         except (OSError, RuntimeError) as error:
-            # torch's own complaint about a file that could not be written hides why it could not.
-            why = error.__context__ if isinstance(error.__context__, OSError) else error
+            if isinstance(error, FileNotFoundError) and what != "write to":
+                raise
+            why = _cause(error)
             problem = CheckpointDamaged if what == "read" else EnvironmentProblem
             raise problem(f"cannot {what} {self.shown}: {why}") from error
 
@@ -184,7 +193,7 @@ class LocalPlace:
 class RemotePlace:
     """What has no rename and no flush: a directory is whole as soon as its manifest is there."""
 
-    reads_at_once = 4
+    reads_at_once = writes_at_once = 4
 
     def __init__(self, url: str, files: Any, root: str) -> None:
         """`files` is an fsspec file system."""
@@ -207,13 +216,11 @@ class RemotePlace:
                 listed.setdefault(directory, {})[name] = int(info["size"] or 0)
         return listed
 
-    def begin(self, step: str, attempt: str) -> str:
-        """What is there of that step is no checkpoint any more: its files are replaced one by one."""
+    def begin(self, step: str, attempt: str, *, is_shared: bool = False) -> str:
+        directory = f"{step}-{attempt}" if is_shared or step in self.list() else step
         with self._told("write to"):
-            self._files.makedirs(self._path(step), exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                self._files.rm_file(self._path(step, MANIFEST))
-        return step
+            self._files.makedirs(self._path(directory), exist_ok=True)
+        return directory
 
     @contextlib.contextmanager
     def create(self, directory: str, name: str) -> Iterator[Sink]:
@@ -244,8 +251,8 @@ class RemotePlace:
         with self._told("remove from"), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(directory, name))
 
-    def publish(self, directory: str, step: str) -> None:
-        assert directory == step
+    def publish(self, directory: str, step: str, attempt: str) -> str:
+        return directory
 
     def remove(self, directory: str) -> None:
         with self._told("remove from"):
@@ -263,11 +270,13 @@ class RemotePlace:
     def _told(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, StokerError):
+        except StokerError:
             raise
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and what != "write to":
+                raise
             # Each of fsspec's file systems has errors of its own.
-            why = error.__context__ if isinstance(error.__context__, OSError) else error
+            why = _cause(error)
             said = without_secrets(f"{type(why).__name__}: {why}", self._url)
             raise EnvironmentProblem(f"cannot {what} {self.shown}: {said}") from error
 
@@ -340,6 +349,17 @@ class _Copied:
     def write(self, data: bytes | memoryview) -> int:
         self._file.write(bytes(data))
         return len(data)
+
+
+def _cause(error: Exception) -> Exception:
+    """torch's own complaint about a file that could not be written hides why it could not.
+
+    Raises what is no trouble of the storage: what Stoker has said already, an interrupt.
+    """
+    cause = error.__context__ if isinstance(error, RuntimeError) and error.__context__ is not None else error
+    if isinstance(cause, StokerError) or not isinstance(cause, Exception):
+        raise cause
+    return cause
 
 
 def _sizes(folder: Path) -> dict[str, int]:

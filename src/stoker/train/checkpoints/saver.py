@@ -72,6 +72,8 @@ class Service:
                 source, storage, say=self._say, now=time.monotonic, rng=self._rng, every_s=command.every_s
             )
             self._say(Result(ready=True))
+        if self._saver is not None and command.beside_others:
+            self._saver.beside_others = True
         if self._saver is not None and (command.save is not None or command.finish):
             self._saver.save()
         return not command.finish

@@ -54,6 +54,8 @@ class Saver:
         self._now = now
         self._rng = rng
         self._every_s = every_s
+        self.beside_others = False
+        """Other nodes may be writing as well: nothing is written unless asked for, nor where it is there already."""
         self._saved: int | None = None
         self._has_looked = False
         self._next_at = 0.0
@@ -62,7 +64,7 @@ class Saver:
 
     def look(self) -> None:
         """Write the newest snapshot if it is due."""
-        if self._now() >= self._next_at:
+        if not self.beside_others and self._now() >= self._next_at:
             self.save()
 
     def save(self) -> None:
@@ -76,7 +78,8 @@ class Saver:
                 if image is None or image.commits == self._saved:
                     return
                 commits = image.commits
-                manifest = self._storage.write(image, self._progress_of(image, began_at))
+                progress = self._progress_of(image, began_at)
+                manifest = self._storage.write(image, progress, beside_others=self.beside_others)
         except (EnvironmentProblem, ConfigError, WireError, MemoryError) as error:
             self._failures += 1
             pause_s = backoff_s(self._failures, self._rng, first_s=RETRY_FIRST_S, limit_s=RETRY_MOST_S)
@@ -92,16 +95,17 @@ class Saver:
         self._say(Result(saved=commits, took_s=took_s, size_bytes=manifest.size_bytes))
 
     def _is_there(self, commits: int) -> bool:
-        """Whether the storage has that one already: of the run that this one goes on with, from its memory."""
-        if self._has_looked:
+        """Whether the storage has that one already: of the run that this one goes on with, from its memory; or of
+        another node, which may also have a newer one."""
+        if self._has_looked and not self.beside_others:
             return False
         try:
-            found = self._storage.newest(below=commits + 1)
+            found = self._storage.newest(below=None if self.beside_others else commits + 1)
         except EnvironmentProblem as error:
             log.debug("not known what lies in %s: %s", self._storage.shown, error)
             return False
         self._has_looked = True
-        if found is None or found[0] != commits:
+        if found is None or found[0] < commits:
             return False
         self._saved = commits
         return True

@@ -31,7 +31,7 @@ FREE_SHARE = 1 / 32
 """Of the file system, so much is left to others: loaders and NCCL need shared memory as well."""
 GROW_BYTES = 1024 * 1024
 _NAME = re.compile(r"^\d+-\d+\.snapshot$")
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -76,6 +76,27 @@ def reader(descriptor: int) -> Read:
     return read
 
 
+@contextlib.contextmanager
+def mapped(descriptor: int) -> Iterator[memoryview]:
+    """The whole file as memory, writable as torch wants it; what is written there stays out of the file.
+
+    For who keeps the file locked. Tensors that are still there at the end of the context keep what they hold: its pages
+    are copied for them. Raises OSError.
+    """
+    size_bytes = os.fstat(descriptor).st_size
+    memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    whole = memoryview(memory)
+    _populate(memory, _MADV_POPULATE_READ)
+    try:
+        yield whole
+    finally:
+        del whole
+        try:
+            memory.close()
+        except BufferError:
+            _copy_pages(memory)
+
+
 def header_of(descriptor: int) -> Header:
     """Raises WireError for what is no whole snapshot's file."""
     return read_header(reader(descriptor), os.fstat(descriptor).st_size)
@@ -89,6 +110,8 @@ class Slot:
         self.memory: mmap.mmap | None = None
         """The file from its beginning, as far as there was room made."""
         self._locked = -1
+        self._inode = 0
+        """Of what is mapped."""
 
     def peek(self) -> Header | None:
         """What it holds, as far as can be told without a lock; None: nothing that is worth keeping."""
@@ -125,7 +148,7 @@ class Slot:
 
         Raises EnvironmentProblem where there is none.
         """
-        if self.memory is not None and len(self.memory) >= size_bytes:
+        if self.memory is not None and len(self.memory) >= size_bytes and self._is_file():
             return
         self.memory = None
         size_bytes = -(-size_bytes // GROW_BYTES) * GROW_BYTES
@@ -139,6 +162,7 @@ class Slot:
             size_bytes = max(size_bytes, has)
             os.posix_fallocate(descriptor, 0, size_bytes)
             self.memory = mmap.mmap(descriptor, size_bytes)
+            self._inode = os.fstat(descriptor).st_ino
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT):
                 raise EnvironmentProblem(f"{self.path} cannot be written: {error}") from error
@@ -146,7 +170,15 @@ class Slot:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        _populate(self.memory)
+        _populate(self.memory, _MADV_POPULATE_WRITE)
+
+    def _is_file(self) -> bool:
+        """Whether what is mapped is still the file at this path, whole: others may have removed it, or cut it off."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return False
+        return self.memory is not None and self._inode == found.st_ino and found.st_size >= len(self.memory)
 
     def write_header(self, header: Header) -> None:
         """While it is locked and has room."""
@@ -172,13 +204,17 @@ def _check_room(descriptor: int, more_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _populate(memory: mmap.mmap) -> None:
+def _populate(memory: mmap.mmap, advice: int) -> None:
     """Have all pages mapped at once, without the GIL: one after the other they would cost a copy twice its time."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     madvise = ctypes.CDLL(None).madvise
-    madvise(
-        ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), _MADV_POPULATE_WRITE
-    )  # Linux 5.14; else later
+    madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), advice)  # Linux 5.14; else later
+
+
+def _copy_pages(memory: mmap.mmap) -> None:
+    """Of a private mapping: from now on nothing that is written to the file shows there."""
+    for at in range(0, len(memory), mmap.PAGESIZE):
+        memory[at] = memory[at]
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.train.checkpoints.image import Image, Piece
-from stoker.train.checkpoints.layout import (
-    COMPLETE,
-    HEADER_BYTES,
-    Header,
-    check_piece,
-    piece_in,
-    read_description,
-    run_digest,
-)
-from stoker.train.checkpoints.slots import Slot, all_slots, header_of, reader, reading
+from stoker.errors import EnvironmentProblem, StokerError, WireError
+from stoker.train.checkpoints.image import Image
+from stoker.train.checkpoints.layout import COMPLETE, Header, image_in, run_digest
+from stoker.train.checkpoints.slots import Slot, all_slots, header_of, mapped, reading
+
+log = logging.getLogger("stoker.saver")
 
 
 class SlotSnapshots:
@@ -35,15 +29,28 @@ class SlotSnapshots:
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[Image | None]:
-        """The slot is locked meanwhile: who takes snapshots uses the other one. Raises WireError."""
+        """The slot is locked meanwhile: who takes snapshots uses the other one. Damaged ones are skipped, with a word.
+
+        Raises WireError where all are damaged, EnvironmentProblem.
+        """
+        problem: StokerError | None = None
         for _, path in self._found():
-            with reading(path) as descriptor:
-                header = None if descriptor is None else header_of(descriptor)
-                if descriptor is None or header is None or not self._is_whole(header):
+            with reading(path) as descriptor, contextlib.ExitStack() as held:
+                try:
+                    image = self._open(descriptor, held)
+                except WireError as error:
+                    log.warning("skipping the snapshot %s: %s", path, error)
+                    problem = problem or error
+                    continue
+                except OSError as error:
+                    raise EnvironmentProblem(f"cannot read the snapshot {path}: {error}") from error
+                if image is None:
                     continue  # there is another snapshot in it by now, or there will be
-                with _mapped(descriptor, header) as image:
-                    yield image
+                whole, image = [image], None
+                yield whole.pop()  # this frame holds on to none of its tensors
                 return
+        if problem is not None:
+            raise problem
         yield None
 
     def _found(self) -> list[tuple[Header, Path]]:
@@ -55,19 +62,9 @@ class SlotSnapshots:
     def _is_whole(self, header: Header) -> bool:
         return header.run == self._run and header.state == COMPLETE
 
-
-@contextlib.contextmanager
-def _mapped(descriptor: int, header: Header) -> Iterator[Image]:
-    """Its pieces lie in the file itself. Raises WireError where a checksum does not hold."""
-    plain, places = read_description(reader(descriptor), header)
-    # Private and writable, as torch wants memory to be; nothing writes there.
-    size_bytes = os.fstat(descriptor).st_size
-    memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    whole = memoryview(memory)
-    for place in places:
-        begin = HEADER_BYTES + place.position
-        check_piece(place, whole[begin : begin + place.size_bytes])
-    # The memory goes with the last of its tensors.
-    yield Image(
-        header.commits, plain, [Piece(p.name, p.shape, p.offsets, piece_in(memory, p)) for p in places]
-    )
+    def _open(self, descriptor: int | None, held: contextlib.ExitStack) -> Image | None:
+        """Its pieces lie in the file itself. Raises WireError where a checksum does not hold, OSError."""
+        header = None if descriptor is None else header_of(descriptor)
+        if descriptor is None or header is None or not self._is_whole(header):
+            return None
+        return image_in(held.enter_context(mapped(descriptor)), header)

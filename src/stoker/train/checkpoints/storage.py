@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +33,7 @@ from stoker.train.checkpoints.manifest import (
     encode,
     step_name,
 )
-from stoker.train.checkpoints.places import open_place
+from stoker.train.checkpoints.places import LocalPlace, open_place
 from stoker.train.checkpoints.reader import CheckpointReader
 
 log = logging.getLogger("stoker.checkpoint")
@@ -47,6 +47,7 @@ class Held(NamedTuple):
     """A checkpoint that lies in a storage."""
 
     commits: int
+    name: str
     reader: CheckpointReader | None
     """None: it cannot be read."""
     size_bytes: int
@@ -67,27 +68,34 @@ class CheckpointStorage:
         self._place = open_place(url)
         self.shown = self._place.shown
         """The URL, without secrets."""
+        self.folder = self._place.folder if isinstance(self._place, LocalPlace) else None
+        """Where it is one of this machine's."""
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def write(self, image: Image, wrote: Wrote = lambda size_bytes: None) -> Manifest:
-        """All of a state, by one writer. `wrote` is told the bytes of each write.
+    def write(
+        self, image: Image, wrote: Wrote = lambda size_bytes: None, *, beside_others: bool = False
+    ) -> Manifest:
+        """All of a state, by one writer. `wrote` is told the bytes of each write, by one thread at a time.
 
+        `beside_others`: there may be other writers, also of this very commit; nothing of what lies there is removed.
         Raises EnvironmentProblem for a full, failing or unreachable storage; what was there stays.
         """
         attempt = uuid.uuid4().hex[:12]
-        step = step_name(image.commits)
-        self._clean(image.commits, but=attempt)
-        directory = self._place.begin(step, attempt)
+        if not beside_others:
+            self._clean(image.commits)
+        directory = self._place.begin(step_name(image.commits), attempt, is_shared=beside_others)
         try:
             plain = _plain_piece(image.plain, [piece.name for piece in image.pieces])
             written = self._write(directory, 0, [*_written_ones(image.pieces), plain], wrote)
-            return self._publish(image.commits, directory, 1, written, wrote)
+            manifest, name = self._publish(image.commits, directory, attempt, 1, written, wrote)
         except BaseException:
-            if directory != step:
-                with contextlib.suppress(EnvironmentProblem, OSError):
-                    self._place.remove(directory)
+            with contextlib.suppress(EnvironmentProblem, OSError):
+                self._place.remove(directory)
             raise
+        if not beside_others:
+            self._forget_old(image.commits, name)
+        return manifest
 
     def write_pieces(
         self,
@@ -101,8 +109,7 @@ class CheckpointStorage:
         the run had: `finish` puts together what belongs to it. Raises EnvironmentProblem."""
         directory = self._begin(commits, attempt)
         written = self._write(directory, rank, _written_ones(pieces), wrote)
-        files = written.files or [self._put(directory, f"__{rank}_0.distcp", b"", wrote)]
-        part = Part(attempt, rank, files[0], written.chunks)
+        part = Part(attempt, rank, written.files, written.chunks)
         self._put(directory, _part_name(rank), encode(part), wrote)
         return part
 
@@ -132,7 +139,7 @@ class CheckpointStorage:
                 raise EnvironmentProblem(
                     f"rank {rank} has not written its pieces of the checkpoint at commit {commits} to {self.shown}"
                 )
-            written.files.append(part.file)
+            written.files.extend(part.files)
             written.chunks.extend(part.chunks)
         plain_piece = _plain_piece(plain, list(names))
         last = self._write(directory, world_size, [plain_piece], wrote)
@@ -141,7 +148,9 @@ class CheckpointStorage:
         _check_wholes(written.chunks, names)
         for rank in range(world_size):
             self._place.drop(directory, _part_name(rank))
-        return self._publish(commits, directory, world_size, written, wrote)
+        manifest, name = self._publish(commits, directory, attempt, world_size, written, wrote)
+        self._forget_old(commits, name)
+        return manifest
 
     def _write(self, directory: str, rank: int, pieces: Sequence[Piece], wrote: Wrote) -> Written:
         from stoker.train.checkpoints.dcp_write import write_pieces
@@ -151,11 +160,12 @@ class CheckpointStorage:
     def _begin(self, commits: int, attempt: str) -> str:
         if not _ATTEMPT.match(attempt):
             raise ConfigError(f"{attempt!r} is no name of an attempt: letters, digits, _ and - only")
-        return self._place.begin(step_name(commits), attempt)
+        return self._place.begin(step_name(commits), attempt, is_shared=True)
 
     def _publish(
-        self, commits: int, directory: str, world_size: int, written: Written, wrote: Wrote
-    ) -> Manifest:
+        self, commits: int, directory: str, attempt: str, world_size: int, written: Written, wrote: Wrote
+    ) -> tuple[Manifest, str]:
+        """The manifest, and the name that the directory has then."""
         from stoker.train.checkpoints.dcp_write import write_metadata
 
         metadata = write_metadata(self._place, directory, written.chunks, wrote)
@@ -170,9 +180,7 @@ class CheckpointStorage:
             files=[*written.files, *metadata, pieces],
         )
         self._put(directory, MANIFEST, encode(manifest), wrote)
-        self._place.publish(directory, step_name(commits))
-        self._forget_old(commits)
-        return manifest
+        return manifest, self._place.publish(directory, step_name(commits), attempt)
 
     def _put(self, directory: str, name: str, data: bytes, wrote: Wrote) -> File:
         with self._place.create(directory, name) as sink:
@@ -182,30 +190,35 @@ class CheckpointStorage:
 
     # -- what goes ----------------------------------------------------------------------------------------
 
-    def _clean(self, commits: int, *, but: str = "") -> None:
+    def _clean(self, commits: int) -> None:
         """What writers have left that were killed in the middle, each as large as the state. A run has one writer, so
         none of them is at work; what is beyond this run's commits is left alone."""
         for directory, files in self._place.list().items():
             left = _LEFT.match(directory)
             of = commits_of(left[1] if left else directory)
             is_torn = left is not None or MANIFEST not in files
-            if of is None or not is_torn or of > commits or (but and f".{but}." in directory):
+            if of is None or not is_torn or of > commits:
                 continue
             log.warning("removing what a writer that broke off has left at %s: %s", self.shown, directory)
             self._remove(directory)
 
-    def _forget_old(self, commits: int) -> None:
-        """The newest are kept, counted back from the one just written: those beyond it, which this run did not come
-        from because they could not be read or somebody wanted it so, must not push it out."""
+    def _forget_old(self, commits: int, name: str) -> None:
+        """The newest are kept, counted back from the one just written, of that name: those beyond it, which this run
+        did not come from because they could not be read or somebody wanted it so, must not push it out. Others of the
+        same commit, which the run has come to once more, go."""
         try:
             self._clean(commits)
-            steps = [(commits_of(name), name, files) for name, files in self._place.list().items()]
+            steps = [(commits_of(one), one, files) for one, files in self._place.list().items()]
         except EnvironmentProblem as error:
             log.warning("older checkpoints are not removed: %s", error)
             return
-        whole = sorted((of, name) for of, name, files in steps if of is not None and MANIFEST in files)
-        for _, name in [one for one in whole if one[0] <= commits][: -self.keep]:
-            self._remove(name)
+        whole = [
+            (of, one) for of, one, files in steps if of is not None and of <= commits and MANIFEST in files
+        ]
+        kept = sorted({of for of, _ in whole})[-self.keep :]
+        for of, one in sorted(whole):
+            if of not in kept or (of == commits and one != name):
+                self._remove(one)
 
     def _remove(self, directory: str) -> None:
         try:
@@ -225,26 +238,25 @@ class CheckpointStorage:
             size_bytes = sum(files.values())
             if MANIFEST not in files:
                 found.append(
-                    Held(commits, None, size_bytes, "its writer did not come to the end", is_torn=True)
+                    Held(commits, name, None, size_bytes, "its writer did not come to the end", is_torn=True)
                 )
                 continue
             try:
-                found.append(Held(commits, CheckpointReader(self._place, name, files), size_bytes, ""))
+                found.append(Held(commits, name, CheckpointReader(self._place, name, files), size_bytes, ""))
             except CheckpointDamaged as error:
-                found.append(Held(commits, None, size_bytes, str(error)))
+                found.append(Held(commits, name, None, size_bytes, str(error)))
             except FileNotFoundError:
                 continue  # it is being removed
+        if not found:
+            self._refuse_older()
         return found
 
     def reader(self, commits: int) -> CheckpointReader:
         """Of the checkpoint at that commit. Raises EnvironmentProblem where there is no whole one."""
-        name = step_name(commits)
-        files = self._place.list().get(name)
-        try:
-            if files is not None and MANIFEST in files:
-                return CheckpointReader(self._place, name, files)
-        except FileNotFoundError:
-            pass  # it was removed just now
+        for name, files in self._place.list().items():
+            with contextlib.suppress(FileNotFoundError):  # it was removed just now
+                if commits_of(name) == commits and MANIFEST in files:
+                    return CheckpointReader(self._place, name, files)
         raise EnvironmentProblem(f"there is no checkpoint at commit {commits} in {self.shown}")
 
     def read(self, commits: int) -> Image:
@@ -253,41 +265,17 @@ class CheckpointStorage:
 
     def newest(self, below: int | None = None) -> tuple[int, CheckpointReader] | None:
         """The newest whole one, of those with fewer commits than `below`: its manifest, sizes and small files are as
-        they were written. Tensors are checked as they are read: where that fails, ask for the next one `below`.
+        they were written. Tensors are checked as they are read: `read_newest` does so.
 
         None: there is none. Raises EnvironmentProblem where there are some and none is whole, or the storage cannot be
         reached: to start afresh would throw away what was trained.
         """
-        tried: set[int] = set()
-        problem = ""
-        while True:
-            listed = {c: (n, f) for n, f in self._place.list().items() if (c := commits_of(n)) is not None}
-            untried = sorted(c for c in listed if c not in tried and (below is None or c < below))
-            if not untried:
-                break
-            commits = untried[-1]
-            name, files = listed[commits]
-            tried.add(commits)
-            if MANIFEST not in files:
-                log.warning("skipping %s at %s, whose writer did not come to the end", name, self.shown)
-                continue
-            try:
-                return commits, CheckpointReader(self._place, name, files)
-            except FileNotFoundError:
-                continue  # a run that is writing them has put a newer one in its place: look again
-            except CheckpointDamaged as error:
-                log.warning("skipping a checkpoint at %s: %s", self.shown, error)
-                problem = problem or str(error)
-        if problem:
-            raise self._none_can_be_read(problem)
-        return None
+        return next(self._whole_ones(below), None)
 
     def read_newest(self) -> Image | None:
         """The newest one that can be read. None: there is none. Raises EnvironmentProblem as `newest` does."""
         problem = ""
-        below = None
-        while (found := self.newest(below)) is not None:
-            below, reader = found
+        for _, reader in self._whole_ones():
             try:
                 return reader.read()
             except CheckpointDamaged as error:
@@ -297,10 +285,48 @@ class CheckpointStorage:
             raise self._none_can_be_read(problem)
         return None
 
+    def _whole_ones(self, below: int | None = None) -> Iterator[tuple[int, CheckpointReader]]:
+        """Newest first. Each time it is looked anew what lies there: a run that is writing removes old ones."""
+        tried: set[str] = set()
+        problem, found = "", False
+        while True:
+            listed = self._place.list()
+            named = {name: c for name in listed if (c := commits_of(name)) is not None and name not in tried}
+            fitting = [(c, name) for name, c in named.items() if below is None or c < below]
+            if not fitting:
+                break
+            commits, name = max(fitting)
+            tried.add(name)
+            if MANIFEST not in listed[name]:
+                log.warning("skipping %s at %s, whose writer did not come to the end", name, self.shown)
+                continue
+            try:
+                reader = CheckpointReader(self._place, name, listed[name])
+            except FileNotFoundError:
+                continue  # a run that is writing them has put a newer one in its place: look again
+            except CheckpointDamaged as error:
+                log.warning("skipping a checkpoint at %s: %s", self.shown, error)
+                problem = problem or str(error)
+                continue
+            found = True
+            yield commits, reader
+        if problem and not found:
+            raise self._none_can_be_read(problem)
+        if not tried and below is None:
+            self._refuse_older()
+
+    def _refuse_older(self) -> None:
+        """Before it is taken for a folder without checkpoints."""
+        if self.folder is not None and any(self.folder.glob("commit-*.pt")):
+            raise EnvironmentProblem(
+                f"{self.shown} holds checkpoints of an older kind (commit-….pt), which this Stoker does not read: to "
+                "begin anew, name another place for checkpoints (--checkpoint-dir)"
+            )
+
     def _none_can_be_read(self, problem: str) -> EnvironmentProblem:
         return EnvironmentProblem(
             f"no checkpoint in {self.shown} can be read, so the run does not know where to go on: bring back a whole "
-            f"one, or name another place for checkpoints to begin anew. The newest: {problem}"
+            f"one, or name another place for checkpoints (--checkpoint-dir) to begin anew. The newest: {problem}"
         )
 
 

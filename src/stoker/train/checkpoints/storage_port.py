@@ -1,4 +1,4 @@
-"""Where checkpoints last: what the runtime needs of a storage to start from."""
+"""Where a run's checkpoints last, as the runtime uses it: to start from, and to write to in the training thread."""
 
 from __future__ import annotations
 
@@ -6,86 +6,79 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
+import torch
+import xxhash
 
 from stoker.errors import EnvironmentProblem
-from stoker.train.checkpoint import CheckpointFolder
+from stoker.train.checkpoints.hashing import hash_of
 from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.train.packing import pack
 from stoker.wire.saving import STORAGE_FILE, StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
 
-Loaded = tuple[int, dict[str, Any]]
-"""Commits, and the exported state."""
 
-
-class Kept(NamedTuple):
-    """The newest checkpoint of a storage, by its name."""
+class Loaded(NamedTuple):
+    """A state to go on from."""
 
     commits: int
-    load: Callable[[], Loaded | None]
-    """Read it, or an older one where it is broken; None: it has gone meanwhile. Raises EnvironmentProblem where there
-    are checkpoints and none of them can be read."""
+    state: dict[str, Any]
+    """As it was exported."""
+    fingerprint: str = ""
+    """The same wherever the same is loaded, bit for bit; empty: not known."""
 
 
-class Storage(Protocol):
-    """Holds checkpoints."""
-
-    def newest(self) -> Kept | None:
-        """None: there is none. Raises EnvironmentProblem."""
-        ...
-
-
-class FolderStorage:
-    """A folder that rank 0 writes to in its training thread."""
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        self.folder = folder
-
-    def newest(self) -> Kept | None:
-        paths = self.folder.paths()
-        if not paths:
-            return None
-        return Kept(int(paths[-1].stem.partition("-")[2]), self.folder.newest)
-
-
-class UrlStorage:
-    """Directories at a URL, which a saver writes behind the training; `save` does it in the training thread."""
+class RunStorage:
+    """Checkpoints of whole states at a URL. A saver writes them behind the training; `save` does so in its thread."""
 
     def __init__(self, url: str, keep: int) -> None:
         """Raises ConfigError."""
+        self.url = url
+        self.keep = keep
         self._storage = CheckpointStorage(url, keep)
+        self.folder = self._storage.folder
+        """Where it is one of this machine's."""
+        self.shown = self._storage.shown
+        """For messages: without secrets."""
         self.problem = ""
         """Why the newest checkpoint is not written; empty: it is."""
 
-    def newest(self) -> Kept | None:
-        """See the port."""
+    def newest(self, beyond: int = -1) -> Loaded | None:
+        """The newest one that can be read, if there is any of more commits than that; else nothing is read.
+
+        Raises EnvironmentProblem where there are checkpoints and none can be read.
+        """
         found = self._storage.newest()
-        return Kept(found[0], self._load) if found is not None else None
+        if found is None or found[0] <= beyond:
+            return None
+        image = self._storage.read_newest()
+        return _loaded(image.commits, image.state()) if image is not None else None
 
     def save(self, commits: int, state: dict[str, Any], wrote: Callable[[], None] = lambda: None) -> bool:
-        """As `CheckpointFolder.save`: a full or failing storage costs the checkpoint, not the run."""
+        """Write one; a full or failing storage costs the checkpoint, not the run.
+
+        `wrote` is called whenever a piece of it was taken.
+        """
         try:
             self._storage.write(image_of(commits, state), lambda size_bytes: wrote())
         except EnvironmentProblem as error:
-            self.problem = f"checkpoint at commit {commits} is not written to {self._storage.shown}: {error}"
+            self.problem = f"checkpoint at commit {commits} is not written to {self.shown}: {error}"
             log.error("%s", self.problem)
             return False
         self.problem = ""
         return True
 
-    def _load(self) -> Loaded | None:
-        image = self._storage.read_newest()
-        return (image.commits, image.state()) if image is not None else None
 
-
-def newest_of(storages: list[Storage]) -> Kept | None:
-    """The newest checkpoint of all of them. Raises EnvironmentProblem, also where one has some and none can be read."""
-    found = [kept for storage in storages if (kept := storage.newest()) is not None]
-    return max(found, key=lambda kept: kept.commits, default=None)
+def _loaded(commits: int, state: dict[str, Any]) -> Loaded:
+    tensors: list[torch.Tensor] = []
+    plain = pack(state, tensors)
+    described = [[str(tensor.dtype), list(tensor.shape), hash_of(tensor)] for tensor in tensors]
+    raw = msgspec.msgpack.encode([plain, described])
+    return Loaded(commits, state, xxhash.xxh3_128(raw).hexdigest())
 
 
 def ask_saver(folder: Path, wanted: StorageWanted) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import have_cublas_repeat_itself
+from stoker.train.dtensors import is_dtensor
 
 log = logging.getLogger("stoker.train")
 
@@ -85,7 +85,7 @@ def refuse(modules: Iterable[torch.nn.Module], objects: Iterable[Any], *, auto_t
                     "SyncBatchNorm takes its statistics over the world, whose size may change: with virtual_ranks each "
                     "micro-batch has its own, use BatchNorm"
                 )
-        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        if any(is_dtensor(parameter) for parameter in module.parameters()):
             raise ConfigError("exact mode takes whole parameters on every rank, not sharded ones (FSDP)")
     for held in objects:
         if isinstance(held, torch.amp.GradScaler) and held.is_enabled():
