@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import time
 from collections.abc import Iterator
@@ -207,10 +208,15 @@ def test_presigned_urls_are_good_until_they_expire(here: Here, style: str) -> No
 
 def fetch(here: Here, url: str) -> tuple[int, bytes]:
     parts = urlsplit(url)
+    return ask(here, "GET", f"{parts.path}?{parts.query}", {"Host": parts.netloc})
+
+
+def ask(here: Here, method: str, target: str, headers: dict[str, str]) -> tuple[int, bytes]:
     link = http.client.HTTPConnection("127.0.0.1", urlsplit(here.url).port, timeout=20)
-    link.request("GET", f"{parts.path}?{parts.query}", headers={"Host": parts.netloc})
-    answer = link.getresponse()
-    return answer.status, answer.read()
+    with contextlib.closing(link):
+        link.request(method, target, headers=headers)
+        answer = link.getresponse()
+        return answer.status, answer.read()
 
 
 def test_a_host_may_name_the_bucket(here: Here) -> None:
@@ -227,11 +233,8 @@ def test_a_host_may_name_the_bucket(here: Here) -> None:
 
 def send(here: Here, request: AWSRequest) -> tuple[int, bytes]:
     parts = urlsplit(request.url)
-    link = http.client.HTTPConnection("127.0.0.1", urlsplit(here.url).port, timeout=20)
-    headers = {"Host": parts.netloc, **dict(request.headers.items())}
-    link.request(request.method, parts.path, headers={k: str(v) for k, v in headers.items()})
-    answer = link.getresponse()
-    return answer.status, answer.read()
+    headers = {"Host": parts.netloc, **{name: str(value) for name, value in request.headers.items()}}
+    return ask(here, request.method, parts.path, headers)
 
 
 @pytest.mark.parametrize("key", ["small.txt", "big.bin"])
@@ -349,5 +352,3 @@ def test_pyarrow_reads_a_table(here: Here) -> None:
         "data/a/b",
         "data/a/b/2",
     }
-
-

@@ -358,12 +358,15 @@ _Wanted = tuple[int, int, bytes]
 class Front:
     """HTTP/1.1 on threads of its own: answers hits, and hands all else to the back.
 
-    The back reads `take` whenever `fileno()` is readable: `("asked", connection, asked, None)` with method, target,
-    headers, body, id of the token (-2 where none is needed, -3 where the back is to find out), whether it came by a
-    Unix socket, and the bytes of a body that comes in parts (-1: nobody knows how many); `("gone", connection, None,
-    None)` for one that was asked of or waited for, `("drained", connection, None, None)` after `notify`, `("broken",
-    container, None, None)` where a file cannot be read or is too short, `("body", connection, None, (bytes, whether they
-    are the last))` after `more`. A connection that is gone hears nothing.
+    The back reads `take` whenever `fileno()` is readable:
+
+    - `("asked", connection, asked, None)`: method, target, headers, body, id of the token (-2 where none is needed, -3
+      where the back is to find out), whether it came by a Unix socket, and the bytes of a body that comes in parts (-1:
+      nobody knows how many);
+    - `("body", connection, None, (bytes, whether they are the last))`, after `more`;
+    - `("drained", connection, None, None)`, after `notify`;
+    - `("gone", connection, None, None)`, for one that was asked of or waited for: it hears nothing;
+    - `("broken", container, None, None)`: its file cannot be read, or is too short.
     """
 
     def __init__(self, index: Index, files: Files, settings: FrontSettings) -> None: ...

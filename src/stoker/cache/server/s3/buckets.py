@@ -10,10 +10,9 @@ from stoker.cache.server.s3.call import Call
 from stoker.cache.server.s3.headers import quoted_etag
 from stoker.cache.server.s3.listing import lister_of
 from stoker.cache.server.s3.listing_xml import Described, Owner, list_document
-from stoker.cache.server.s3.xml import document, element
+from stoker.cache.server.s3.results import buckets_document, location_document, versioning_document
 from stoker.wire.cache_api import ObjectInfo
 from stoker.wire.http import etag_of
-from stoker.wire.http_dates import format_iso_date
 
 OWNER = Owner("stoker", "stoker")
 REGION = "us-east-1"
@@ -41,22 +40,8 @@ class Buckets:
     async def _list_buckets(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.ListBuckets)
         await call.take_no_body()
-        after = operation.continuation_token
-        names = [
-            name
-            for name in sorted(self._engine.buckets)
-            if call.principal.may_read(name) and name.startswith(operation.prefix) and name > after
-        ]
-        shown = names[: operation.max_buckets]
-        entries = [
-            f"<Bucket>{element('Name', name)}{element('CreationDate', format_iso_date(0))}</Bucket>"
-            for name in shown
-        ]
-        more = [element("ContinuationToken", shown[-1])] if len(shown) < len(names) else []
-        owner = f"<Owner>{element('ID', OWNER.id)}{element('DisplayName', OWNER.name)}</Owner>"
-        call.reply_xml(
-            document("ListAllMyBucketsResult", owner, f"<Buckets>{''.join(entries)}</Buckets>", *more)
-        )
+        names = [(name, 0.0) for name in sorted(self._engine.buckets) if call.principal.may_read(name)]
+        call.reply_xml(buckets_document(operation, names, OWNER, REGION))
 
     async def _head(self, call: Call, operation: ops.Operation) -> None:
         await call.take_no_body()
@@ -64,14 +49,15 @@ class Buckets:
         call.reply(200, [("x-amz-bucket-region", REGION)])
 
     async def _location(self, call: Call, operation: ops.Operation) -> None:
+        assert isinstance(operation, ops.GetBucketLocation)
         await call.take_no_body()
         call.bucket(self._engine, operation.bucket)
-        call.reply_xml(document("LocationConstraint"))
+        call.reply_xml(location_document(operation, REGION))
 
     async def _versioning(self, call: Call, operation: ops.Operation) -> None:
         await call.take_no_body()
         call.bucket(self._engine, operation.bucket)
-        call.reply_xml(document("VersioningConfiguration"))
+        call.reply_xml(versioning_document())
 
     async def _list(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.Listing)

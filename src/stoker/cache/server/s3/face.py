@@ -8,7 +8,15 @@ from secrets import token_hex
 
 from stoker.base.clock import Clock
 from stoker.cache.auth.s3_refusal import S3Refusal
-from stoker.cache.auth.sigv4 import Proof, SigningKeys, is_signed, verify
+from stoker.cache.auth.sigv4 import (
+    Payload,
+    PayloadMode,
+    Proof,
+    SigningKeys,
+    is_signed,
+    payload_of,
+    verify,
+)
 from stoker.cache.auth.sigv4_body import Body, body_of
 from stoker.cache.auth.sigv4_canonical import Head
 from stoker.cache.auth.tokens import UNPROVEN, Principal, TokenAuth
@@ -104,8 +112,6 @@ def _head_of(request: Request) -> Head:
 
 
 def _body_of(head: Head, proof: Proof | None) -> Body:
-    from stoker.cache.auth.sigv4 import Payload, PayloadMode, payload_of
-
     if proof is not None:
         return body_of(head.headers, proof.payload, proof.chunks)
     said = head.headers.get(b"x-amz-content-sha256")

@@ -40,7 +40,8 @@ class Reading:
         bucket = call.bucket(self._engine, operation.bucket)
         for attempt in range(_TRIES):
             try:
-                return await self._try(call, operation, bucket)
+                await self._try(call, operation, bucket)
+                break
             except ObjectChanged:
                 # If it changed before a byte was sent: once more, at the version that is there now.
                 if call.answer.has_started or attempt + 1 == _TRIES:
