@@ -146,8 +146,8 @@ def routes_of(config: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def routed(config: dict[str, Any], method: str, target: str) -> tuple[str, str, str]:
-    """Cluster, what is hashed (empty: a script says), and when it is tried again."""
+def routed(config: dict[str, Any], method: str, target: str) -> tuple[str, str | None, str]:
+    """Cluster, what is hashed (empty: a script says; None: nothing), and when it is tried again."""
     for route in routes_of(config):
         match = route["match"]
         if not re.fullmatch(match["safe_regex"]["regex"], target.partition("?")[0]):
@@ -156,7 +156,9 @@ def routed(config: dict[str, Any], method: str, target: str) -> tuple[str, str, 
             match["headers"][0]["string_match"]["safe_regex"]["regex"], method
         ):
             continue
-        by = route["route"]["hash_policy"][0]["header"]
+        if not (policy := route["route"]["hash_policy"]):
+            return route["route"]["cluster"], None, route["route"]["retry_policy"]["retry_on"]
+        by = policy[0]["header"]
         name = ""
         if by["header_name"] == ":path":
             rewrite = by["regex_rewrite"]
@@ -174,13 +176,16 @@ def routed(config: dict[str, Any], method: str, target: str) -> tuple[str, str, 
         ("/b/k?partNumber=2&x=%20", "b/k"),
         ("/b?list-type=2", "b"),
         ("/-/stat/b/k?begins", "b/k"),
-        ("/-/list/b?prefix=x", "-/list/b"),
+        ("/-/list/b?prefix=x", None),
+        ("/-/read", None),
+        ("/-/orders/b?stream=1", "-/orders/b"),
+        ("/-/stat/b/a%20", ""),
         ("/blob/b/file://t//d/a.bin", "b/file://t//d/a.bin"),
         ("/blob/b/a?b%41", "b/a?b%41"),
         ("/b/date%3D1/k", ""),
     ],
 )
-def test_requests_are_placed_by_bucket_and_key(target: str, name: str) -> None:
+def test_requests_are_placed_by_bucket_and_key(target: str, name: str | None) -> None:
     config = bootstrap(BootstrapOptions(LISTENER, [Address("127.0.0.1", 7080)]))
     for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
         cluster, hashed, retry_on = routed(config, method, target)
@@ -235,7 +240,7 @@ def arguments_of(*words: str) -> argparse.Namespace:
 
 def test_arguments_say_where_envoy_asks() -> None:
     options = cache_envoy.bootstrap_options(arguments_of("--print-bootstrap", "--port", "80"))
-    assert (options.listener, options.discovery) == (Address("0.0.0.0", 80), [Address("127.0.0.1", 7080)])
+    assert (options.listener, options.discovery) == (Address("127.0.0.1", 80), [Address("127.0.0.1", 7080)])
     options = cache_envoy.bootstrap_options(
         arguments_of("--port", "[::1]:80", "--to", "e", "--token-file", "t")
     )

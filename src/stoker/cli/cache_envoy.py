@@ -28,7 +28,7 @@ examples:
   stoker cache envoy --print-bootstrap > envoy.json && envoy -c envoy.json
   stoker cache envoy --fleet etcd://etcd-1:2379/stoker --listen 0.0.0.0:7080 --token a-long-s3cret-token
   stoker cache envoy --print-bootstrap --discovery 10.0.0.5:7080 --discovery 10.0.0.6:7080 \\
-      --token-file /etc/envoy/discovery-token --port 80 > envoy.json
+      --token-file /etc/envoy/discovery-token --port 0.0.0.0:80 > envoy.json
   stoker cache envoy --fleet http://a:7070,http://b:7070 --to /etc/envoy/fleet.json    no server, a file
 
 Envoys route each object to the server that owns it, as the servers themselves do. One discovery may serve many Envoys;
@@ -75,7 +75,7 @@ def add_envoy_parser(commands: Any) -> None:
         "--port",
         metavar="[HOST:]PORT",
         default="8080",
-        help="where Envoy listens; default 8080, at all addresses",
+        help="where Envoy listens; default 8080, on loopback",
     )
     starts.add_argument(
         "--discovery", metavar="HOST:PORT", action="append", default=[],
@@ -100,7 +100,7 @@ def add_envoy_parser(commands: Any) -> None:
 
 def bootstrap_options(arguments: argparse.Namespace) -> BootstrapOptions:
     """What the arguments say. Raises ConfigError."""
-    port = arguments.port if ":" in arguments.port else f"0.0.0.0:{arguments.port}"
+    port = arguments.port if ":" in arguments.port else f"127.0.0.1:{arguments.port}"
     discovery = [_address("--discovery", text) for text in arguments.discovery]
     if not discovery and not arguments.to:
         found = _address("--listen", arguments.listen or DEFAULT_LISTEN)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.cache.fleet.envoy import CLUSTER, near_resource
 from stoker.cache.maglev import TABLE_SIZE
@@ -171,38 +171,56 @@ def _listener(options: BootstrapOptions) -> Json:
     return {"name": "stoker", "address": _socket(options.listener), "filter_chains": [chain]}
 
 
+class _Kind(NamedTuple):
+    """Requests that are placed alike. `name`: what finds the name in a target, or _BY_SCRIPT, or _ANYWHERE."""
+
+    path: str
+    name: str
+
+
+_BY_SCRIPT = "script"
+_ANYWHERE = ""
+_KINDS = (
+    _Kind("/blob/.*", "^/blob/(.*)$"),  # keys are raw, with ? and %
+    _Kind("/-/stat/[^%]*", "^/-/stat/([^?]*).*$"),
+    _Kind("/-/stat/.*", _BY_SCRIPT),
+    _Kind("/-/orders/.*", "^/([^?]*).*$"),  # a stream goes on where it began
+    _Kind("/-/.*", _ANYWHERE),
+    _Kind("/[^%]*", "^/([^?]*).*$"),
+    _Kind("/.*", _BY_SCRIPT),  # percent-encoded: a script costs something, and most keys need none
+)
+
+
 def _routes(options: BootstrapOptions) -> list[Json]:
-    """Blobs have raw keys; other keys may be percent-encoded, which costs a script; reads may be repeated."""
-    targets = [(r"/blob/.*", r"^/blob/(.*)$"), (r"/[^%]*", r"^/(?:-/stat/)?([^?]*).*$"), (r"/.*", "")]
+    """The first that matches counts."""
     near = "|".join(re.escape(name) for name in options.near_buckets)
     routes = []
-    for target, pattern in targets:
-        for cluster in (_NEAR, CLUSTER) if near else (CLUSTER,):
-            path = target
-            if cluster == _NEAR:
-                start = "/blob/" if target.startswith("/blob/") else "/"
-                path = f"{start}(?:{near})/{target.removeprefix(start)}"
-            routes += [_route(path, pattern, cluster, reads=reads) for reads in (True, False)]
+    for kind in _KINDS:
+        start = next((start for start in ("/blob/", "/-/") if kind.path.startswith(start)), "/")
+        if near and start != "/-/":
+            path = f"{start}(?:{near})/{kind.path.removeprefix(start)}"
+            routes += [_route(kind._replace(path=path), _NEAR, reads=reads) for reads in (True, False)]
+        routes += [_route(kind, CLUSTER, reads=reads) for reads in (True, False)]
     return routes
 
 
-def _route(path: str, pattern: str, cluster: str, *, reads: bool) -> Json:
-    """`pattern`: what is the name in a target; empty: a script finds it."""
-    match: Json = {"safe_regex": {"regex": path}}
+def _route(kind: _Kind, cluster: str, *, reads: bool) -> Json:
+    """What only reads may be done twice."""
+    match: Json = {"safe_regex": {"regex": kind.path}}
     retry_on = "connect-failure,refused-stream,reset-before-request"
     if reads:
         method = {"string_match": {"safe_regex": {"regex": "GET|HEAD"}}}
         match["headers"] = [{"name": ":method", **method}]
         retry_on += ",reset"
     by: Json = {"header_name": NAME_HEADER}
-    if pattern:
-        rewrite = {"pattern": {"regex": pattern}, "substitution": r"\1"}
+    if kind.name != _BY_SCRIPT:
+        rewrite = {"pattern": {"regex": kind.name}, "substitution": r"\1"}
         by = {"header_name": ":path", "regex_rewrite": rewrite}
     route: Json = {
         "match": match,
         "route": {
             "cluster": cluster,
-            "hash_policy": [{"header": by}],
+            "hash_policy": [{"header": by}] if kind.name else [],
             "timeout": "0s",
             "retry_policy": {
                 "retry_on": retry_on,
@@ -220,7 +238,7 @@ def _route(path: str, pattern: str, cluster: str, *, reads: bool) -> Json:
             },
         },
     }
-    if pattern:
+    if kind.name != _BY_SCRIPT:
         off = {"@type": f"{_TYPES}.extensions.filters.http.lua.v3.LuaPerRoute", "disabled": True}
         route["typed_per_filter_config"] = {"envoy.filters.http.lua": off}
     return route
@@ -305,6 +323,7 @@ def _discovery(options: BootstrapOptions) -> Json:
     found: Json = {
         "name": _DISCOVERY,
         "type": "STRICT_DNS",
+        "dns_lookup_family": "ALL",
         "connect_timeout": "1s",
         "load_assignment": {
             "cluster_name": _DISCOVERY,
