@@ -71,6 +71,8 @@ PURE = [
     "data/loader_report.py",
     "data/waiting.py",
     "cache/layout.py",
+    "cache/fleet/envoy.py",
+    "cache/fleet/envoy_bootstrap.py",
     "cache/flight.py",
     "cache/room.py",
     "cache/catalog.py",

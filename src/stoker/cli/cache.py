@@ -19,6 +19,7 @@ from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.listening import OWN_USER_MODE
 from stoker.cache.server.server import Listening, ServerSettings, serve
 from stoker.cli.cache_ask import add_questions
+from stoker.cli.cache_envoy import add_envoy_parser
 from stoker.cli.cache_load import add_load_parser
 from stoker.cli.cache_top import add_top_parser
 from stoker.errors import ConfigError
@@ -33,7 +34,8 @@ examples:
   stoker cache top                               what is read right now, and from where
   stoker cache evict stoker://train/old/
 
-All but `serve` ask the server at --endpoint, or at STOKER_CACHE_ENDPOINT, with --token or STOKER_CACHE_TOKEN.
+All but `serve` and `envoy` ask the server at --endpoint, or at STOKER_CACHE_ENDPOINT, with --token or
+STOKER_CACHE_TOKEN.
 In stoker://BUCKET/PREFIX the prefix is taken as it stands: images/ is a folder, images is images2/ as well.
 
 exit codes:
@@ -163,6 +165,7 @@ def add_cache_parser(subparsers: Any) -> None:
     add_questions(commands)
     add_load_parser(commands)
     add_top_parser(commands)
+    add_envoy_parser(commands)
 
 
 def serve_settings(arguments: argparse.Namespace) -> ServerSettings:

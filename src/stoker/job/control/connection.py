@@ -1,4 +1,5 @@
-"""HTTP/1.1 on one connection of the master's port: keep-alive, requests one after the other, bounded in size and time.
+"""HTTP/1.1 on one connection of the master's port, or of another small one: keep-alive, requests one after the other,
+bounded in size and time.
 
 Heads are parsed by httptools (llhttp). A request's body needs a Content-Length: who sends chunks is told so.
 """
@@ -7,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
 
 import httptools
 
 from stoker.job.control.response import Refusal, Response
-from stoker.job.control.router import ControlRouter, too_large, unauthorized
+from stoker.job.control.router import too_large
 from stoker.wire.control import BODY_BYTES_MAX
 from stoker.wire.stream import MAX_HEAD_BYTES, STREAM_PATH, UPGRADE, Head
 
@@ -36,6 +38,23 @@ class Limits:
     """From a request's first byte to its last."""
     send_s: float = 30.0
     """For a reader to take what was written."""
+    body_bytes_max: int = BODY_BYTES_MAX
+
+
+class Router(Protocol):
+    """Answers the requests of a port; header names are in lower case."""
+
+    def is_authorized(self, headers: Mapping[str, str]) -> bool:
+        """Whether bodies are read from who sends these."""
+        ...
+
+    def unauthorized(self) -> Refusal:
+        """What others are told."""
+        ...
+
+    async def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
+        """Answer one request. Never raises."""
+        ...
 
 
 class _Request:
@@ -79,15 +98,15 @@ class _Request:
 async def serve_connection(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    router: ControlRouter,
+    router: Router,
     *,
-    on_upgrade: OnUpgrade,
+    on_upgrade: OnUpgrade | None = None,
     limits: Limits | None = None,
 ) -> None:
     """Answer requests until the peer hangs up, is too slow or sends nonsense; then close.
 
-    `GET /v1/stream` with the job's token and `Upgrade: stoker-frames/1` is handed to `on_upgrade`, which writes the
-    101 itself and owns both streams until it returns.
+    `GET /v1/stream` with the job's token and `Upgrade: stoker-frames/1` is handed to `on_upgrade`, if there is one,
+    which writes the 101 itself and owns both streams until it returns.
     """
     limits = limits or Limits()
     try:
@@ -101,8 +120,8 @@ async def serve_connection(
 async def _serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    router: ControlRouter,
-    on_upgrade: OnUpgrade,
+    router: Router,
+    on_upgrade: OnUpgrade | None,
     limits: Limits,
 ) -> None:
     wait_s = limits.first_s
@@ -111,10 +130,10 @@ async def _serve(
             request = await _read_head(reader, wait_s, limits.request_s)
             if request is None:
                 return
-            if request.method == "GET" and request.path == STREAM_PATH:
+            if on_upgrade is not None and request.method == "GET" and request.path == STREAM_PATH:
                 await on_upgrade(_upgrade_head(request, router), reader, writer)
                 return
-            body = await _read_body(reader, writer, request, router, limits.request_s)
+            body = await _read_body(reader, writer, request, router, limits)
         except Refusal as refusal:
             await _refuse(reader, writer, refusal.response, limits.send_s)
             return
@@ -161,10 +180,10 @@ def _parse_head(raw: bytes) -> _Request:
     return request
 
 
-def _upgrade_head(request: _Request, router: ControlRouter) -> Head:
+def _upgrade_head(request: _Request, router: Router) -> Head:
     """The head for the stream of frames. Raises Refusal."""
     if not router.is_authorized(request.headers):
-        raise unauthorized()
+        raise router.unauthorized()
     if not request.wants_upgrade or request.headers.get("upgrade", "").lower() != UPGRADE:
         raise Refusal(
             "upgrade_required",
@@ -179,8 +198,8 @@ async def _read_body(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     request: _Request,
-    router: ControlRouter,
-    request_s: float,
+    router: Router,
+    limits: Limits,
 ) -> bytes:
     """The body, read only for those who may ask. Raises Refusal, IncompleteReadError."""
     if "transfer-encoding" in request.headers:
@@ -189,17 +208,17 @@ async def _read_body(
     if length == 0:
         return b""
     if not router.is_authorized(request.headers):
-        raise unauthorized()
-    if length > BODY_BYTES_MAX:
-        raise too_large()
+        raise router.unauthorized()
+    if length > limits.body_bytes_max:
+        raise too_large(limits.body_bytes_max)
     if request.headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        async with asyncio.timeout(request_s):
+        async with asyncio.timeout(limits.request_s):
             return await reader.readexactly(length)
     except TimeoutError:
         raise Refusal(
-            "slow_request", f"no whole body came within {request_s:g} s", "send it at once"
+            "slow_request", f"no whole body came within {limits.request_s:g} s", "send it at once"
         ) from None
 
 

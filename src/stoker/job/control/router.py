@@ -116,6 +116,14 @@ class ControlRouter:
         given_bytes = given.strip().encode("utf-8", "surrogateescape")
         return scheme.lower() == "bearer" and hmac.compare_digest(given_bytes, self._token)
 
+    def unauthorized(self) -> Refusal:
+        """What an unknown caller is told."""
+        return Refusal(
+            "unauthorized",
+            "the job's token is missing or wrong",
+            "send it as 'Authorization: Bearer TOKEN'; the nodes have it in STOKER_JOB_TOKEN or --job-token-file",
+        )
+
     async def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer one request; `headers` have names in lower case. Bad requests are answered, never raised."""
         try:
@@ -130,7 +138,7 @@ class ControlRouter:
         match = routes.find(method, path)
         route = match.route
         if not (route is not None and route.is_open) and not self.is_authorized(headers):
-            raise unauthorized()
+            raise self.unauthorized()
         if route is None and match.allowed:
             allow = ", ".join(match.allowed)
             raise Refusal(
@@ -150,18 +158,9 @@ class ControlRouter:
         return await self._handlers[route.operation](self.control, call)
 
 
-def unauthorized() -> Refusal:
-    """What an unknown caller is told."""
-    return Refusal(
-        "unauthorized",
-        "the job's token is missing or wrong",
-        "send it as 'Authorization: Bearer TOKEN'; the nodes have it in STOKER_JOB_TOKEN or --job-token-file",
-    )
-
-
-def too_large() -> Refusal:
+def too_large(bytes_max: int = BODY_BYTES_MAX) -> Refusal:
     """What the sender of a long body is told."""
-    return Refusal("too_large", f"a request body has at most {BODY_BYTES_MAX} bytes", "send less")
+    return Refusal("too_large", f"a request body has at most {bytes_max} bytes", "send less")
 
 
 def _check_may_change(control: JobControl) -> None:
