@@ -14,8 +14,8 @@ from typing import IO, Any, cast
 
 import torch
 
+from stoker.base.flushing import flush_folder
 from stoker.errors import EnvironmentProblem
-from stoker.train.flushing import flush_folder
 
 log = logging.getLogger("stoker.checkpoint")
 KEEP = 2

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from stoker.base.flushing import flush_folder
 from stoker.cache.origin.open import without_query, without_secrets
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem, StokerError
 from stoker.settings import environment
 from stoker.train.checkpoints.manifest import MANIFEST, commits_of
-from stoker.train.flushing import flush_folder
 
 FLUSH_BYTES = 64 * 1024 * 1024
 """Of a file that is being written, so much reaches the disk at a time."""
