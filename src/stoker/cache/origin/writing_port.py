@@ -160,7 +160,7 @@ class WritableOrigin(Origin, Protocol):
         ...
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """End an upload and give up its parts. Raises NoSuchUpload."""
+        """End an upload and give up its parts. Raises NoSuchUpload, but not always for one that has ended."""
         ...
 
     async def list_parts(

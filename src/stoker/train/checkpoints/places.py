@@ -85,7 +85,7 @@ def open_place(url: str) -> Place:
         return LocalPlace(path)
     address, _, query = url.partition("?")
     if scheme == "s3":
-        from stoker.cache.origin.obstore_origin import s3_options
+        from stoker.cache.origin.s3_opening import s3_options
 
         options = s3_options(address, dict(parse_qsl(query, keep_blank_values=True)), environment())
         store = importlib.import_module("obstore.fsspec").FsspecStore(
