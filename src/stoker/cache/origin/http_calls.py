@@ -178,6 +178,7 @@ async def _sent(
             return False
         try:
             writer.write(part)
+            await asyncio.sleep(0)  # others have their turn, also where the kernel takes all at once
             async with asyncio.timeout(STALL_S):
                 await writer.drain()
         except TimeoutError:

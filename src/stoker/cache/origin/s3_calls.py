@@ -134,8 +134,9 @@ class S3Calls:
 
     def _checked(self, path: str, answer: Answer) -> Answer:
         """Some errors come with a good status, as the head is sent before all is done."""
-        code, message = s3_xml.error_of(answer.body) if b"<Error>" in answer.body[:500] else ("", "")
-        if code or answer.status >= 300:
+        is_error = b"<Error" in answer.body[:1000]
+        code, message = s3_xml.error_of(answer.body) if is_error else ("", "")
+        if is_error or answer.status >= 300:
             raise self.refusal(path, answer.status, code, message)
         return answer
 
@@ -175,7 +176,11 @@ def fields_of(attributes: Attributes, url: str) -> dict[str, str]:
     if attributes.content_type:
         fields["content-type"] = attributes.content_type
     for name, value in fields.items():
-        is_name = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name.isascii()
+        is_name = (
+            name != _META
+            and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+            and name.isascii()
+        )
         if not is_name or not value.isascii() or not (value.isprintable() or not value):
             raise WriteRefused(f"metadata is ASCII without line ends, not {name[:80]!r}: {value[:80]!r}")
     return fields

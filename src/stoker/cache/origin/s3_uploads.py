@@ -109,7 +109,8 @@ class S3Uploads:
         query = {"uploadId": self._checked(key, upload_id)}
         check_order(parts)
         fields = {"content-type": "application/xml", **terms}
-        await self._calls.call("POST", self._prefix + key, query, fields, s3_xml.completion(parts))
+        answer = await self._calls.call("POST", self._prefix + key, query, fields, s3_xml.completion(parts))
+        s3_xml.parse(answer.body, "CompleteMultipartUploadResult")
 
     async def abort(self, key: str, upload_id: str) -> None:
         """Give up the parts."""

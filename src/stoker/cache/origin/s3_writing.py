@@ -193,7 +193,8 @@ class WritableS3Origin(ObstoreOrigin):
             elif source_key == key:
                 # S3 refuses a copy onto itself that changes nothing.
                 fields |= {"x-amz-metadata-directive": "REPLACE", **fields_of(kept, self.url)}
-            await self._calls.call("PUT", path, {}, fields)
+            answer = await self._calls.call("PUT", path, {}, fields)
+            s3_xml.parse(answer.body, "CopyObjectResult")
         except PreconditionFailed:
             raise ObjectChanged(f"{source_key!r} in {self.url} changed while it was copied") from None
         return await self.stat(key)

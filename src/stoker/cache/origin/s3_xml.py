@@ -33,14 +33,19 @@ class Node:
         return [Node(child) for child in self._element if _local(child) == name]
 
 
-def parse(body: bytes) -> Node:
-    """Raises OriginError for what is no XML, or has entities of its own."""
+def parse(body: bytes, name: str = "") -> Node:
+    """An answer, which is an element of that name if one is said. Raises OriginError for what is none, and for what has
+    entities of its own."""
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
         raise OriginError("an answer of S3 has no entities of its own")
     try:
-        return Node(ElementTree.fromstring(body))
+        # Servers that have to think send blanks meanwhile, also before all else.
+        node = Node(ElementTree.fromstring(body.strip()))
     except ElementTree.ParseError as error:
-        raise OriginError(f"it sent no XML: {error}") from None
+        raise OriginError(f"S3 answered with no XML: {error}") from None
+    if name not in ("", node.name):
+        raise OriginError(f"S3 answered with {node.name[:80]!r}, and not with {name}")
+    return node
 
 
 def error_of(body: bytes) -> tuple[str, str]:
