@@ -200,6 +200,20 @@ def test_what_is_read_only_says_so(small_disk: Path) -> None:
     run(story())
 
 
+@pytest.mark.real
+@needs_root
+def test_another_file_system_below_is_not_written_to_in_part(small_disk: Path) -> None:
+    async def story() -> None:
+        origin = open_writable_origin(str(small_disk.parent))
+        with pytest.raises(OriginReadOnly, match="bucket of its own"):
+            await origin.put("small/a", body(b"one"), 3)
+        assert files_of(small_disk) == []
+        assert await keys_of(origin) == []
+        await origin.close()
+
+    run(story())
+
+
 @needs_root
 def test_what_is_written_belongs_to_its_owner(tmp_path: Path) -> None:
     async def story() -> None:

@@ -50,6 +50,10 @@ class WritableOrigins:
 
     forgets = False
     """Whether what was written is gone with who wrote it."""
+    large_bytes = 24 * MIB
+    """Half of it is more than any origin holds in memory of what it is sent."""
+    versions = 30
+    """How many are written one after the other."""
     tick_s = 0.02
     """What is written so much later is later by the origin's clock."""
     part_bytes = 5 * MIB + 11

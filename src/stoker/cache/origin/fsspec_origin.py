@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote
@@ -50,7 +50,7 @@ _VERSION_FIELDS = (
     "LastModified",
     "Last-Modified",
 )
-_TIMES = ("mtime", "modificationTime", "modified", "created", "last_modified", "LastModified")
+_TIMES = ("mtime", "modificationTime", "modify", "modified", "created", "last_modified", "LastModified")
 _NO_PARTS = ("", ".", "..", STAGING)
 _ABSENT_STATUSES = (404, 410)
 _CONNECTED = frozenset(("sftp", "ssh", "ftp"))
@@ -280,13 +280,19 @@ def _version(meta: dict[str, Any]) -> str:
 
 def is_taken_for(meta: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether a file cannot be told from another one by its version, which only counts time."""
-    mark = next((meta[field] for field in _VERSION_FIELDS if meta.get(field) is not None), None)
-    return isinstance(mark, datetime | int | float) and _version(meta) == _version(before)
+    field = next((field for field in _VERSION_FIELDS if meta.get(field) is not None), None)
+    return field in _TIMES and _version(meta) == _version(before)
 
 
 def written_at(meta: dict[str, Any]) -> float:
     """When a file was written, in seconds since 1970; for ever from now where that is not told."""
     mark = next((meta[field] for field in _TIMES if meta.get(field) is not None), None)
+    if isinstance(mark, str):
+        try:
+            # As FTP says it.
+            mark = datetime.strptime(mark[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+        except ValueError:
+            return math.inf
     if isinstance(mark, datetime):
         return mark.timestamp()
     return float(mark) if isinstance(mark, int | float) else math.inf

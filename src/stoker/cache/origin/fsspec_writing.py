@@ -182,6 +182,10 @@ class _NewFile:
         files.makedirs(self._path.rpartition("/")[0], exist_ok=True)
         self._is_there = True
         self._file = files.open(self._path, "wb")
+        if hasattr(self._file, "set_pipelined"):
+            self._file.set_pipelined(
+                True
+            )  # SFTP: does not wait for each answer, and tells of failures when it is closed
 
     def write(self, data: bytes) -> None:
         """All of it, at the end."""
