@@ -92,6 +92,8 @@ class WritableLocalOrigin(StagedOrigin, LocalOrigin):
             return self._info(key, os.fstat(file.fd))
 
         try:
+            if if_match is not None or if_none_match:  # before the body comes as well
+                await self._writer.call(key, lambda: self._check(key, if_match, if_none_match, True))
             await self._writer.fill(file, key, whole(self.url, key, parts, size_bytes))
             return await self._writer.call(key, publish)
         finally:

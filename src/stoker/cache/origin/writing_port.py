@@ -109,6 +109,7 @@ class WritableOrigin(Origin, Protocol):
 
         It is there as a whole once `parts` has ended without an error, and where `size_bytes` is given with so many
         bytes; else what was there stays, and what `parts` raised is raised. Of several at once the last one wins.
+        Who made `parts` closes it, as it may be left at any place.
         `if_match`: only over that version; `if_none_match`: only where there is no object.
         Raises PreconditionFailed, or ObjectNotFound where there is none to match; WrongBodyLength, BadKey.
         """
