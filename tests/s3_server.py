@@ -51,6 +51,7 @@ def start_weed(weed: str, folder: Path, base: int) -> subprocess.Popen[bytes]:
         weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={base}",
         f"-volume.port={base + 1}", "-filer", f"-filer.port={base + 2}", "-s3", f"-s3.port={base + 3}",
         f"-s3.config={folder}/keys.json", "-master.volumeSizeLimitMB=64", "-volume.max=40",
+        "-s3.port.iceberg=0", "-s3.port.lance=0",  # each would take one port for all of the machine
     ]  # fmt: skip
     with open(folder / "log", "wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)

@@ -19,9 +19,19 @@
     ├── CacheError
     │   ├── ObjectNotFound          the origin has no such object
     │   ├── ObjectChanged           the object's version changed under a reader
+    │   │   └── PreconditionFailed  what is there is not what a write was to replace
     │   ├── CorruptBlock            cached bytes do not match their checksum
     │   ├── CacheUnavailable        no cache server answers
     │   ├── AnotherOrigin           servers of a fleet have a bucket of one name from two origins
+    │   ├── WriteRefused            the origin answers, and does not take what is written
+    │   │   ├── OriginReadOnly      it cannot be written to, or not in this way
+    │   │   ├── WriteDenied         it does not let us write
+    │   │   ├── OriginFull          it has no room, or the quota is used up
+    │   │   ├── BadKey              it can have no object of that name
+    │   │   ├── ObjectTooLarge      it takes no object of that size
+    │   │   ├── WrongBodyLength     what was to be written is not as long as was announced
+    │   │   ├── NoSuchUpload        an upload in parts that was never begun, or has ended
+    │   │   └── BadParts            parts that are not there, not in order, or too small
     │   └── OriginError             the origin failed
     │       └── ShortBody           the origin sent another number of bytes than it announced
     └── DataError
@@ -135,6 +145,50 @@ class ObjectNotFound(CacheError):
 
 class ObjectChanged(CacheError):
     """The object's version changed under a reader: open it again to read the new one."""
+
+
+class PreconditionFailed(ObjectChanged):
+    """What is there is not what a write was to replace: nothing was written."""
+
+
+class WriteRefused(CacheError):
+    """The origin answers, and does not take what is written: nothing was."""
+
+
+class OriginReadOnly(WriteRefused):
+    """The origin cannot be written to, or not in this way."""
+
+
+class WriteDenied(WriteRefused):
+    """The origin does not let us write: keys, file permissions, or an owner that files cannot be given to."""
+
+
+class OriginFull(WriteRefused):
+    """The origin has no room, or a quota there is used up."""
+
+
+class BadKey(WriteRefused):
+    """The origin can have no object of that name, or not beside those that it has."""
+
+
+class ObjectTooLarge(WriteRefused):
+    """The origin takes no object of that size."""
+
+
+class WrongBodyLength(WriteRefused):
+    """What was to be written is not as long as was announced."""
+
+
+class NoSuchUpload(WriteRefused):
+    """An upload in parts that was never begun, or has ended."""
+
+
+class BadParts(WriteRefused):
+    """Parts of an upload that are not there, not in order, or too small. `code`: what S3 calls it."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class CorruptBlock(CacheError):

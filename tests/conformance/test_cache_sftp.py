@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ import fsspec
 import pytest
 
 from stoker.cache.origin.fsspec_origin import FsspecOrigin
+from stoker.cache.origin.fsspec_writing import WritableFsspecOrigin
 from stoker.cache.origin.port import Origin
+from stoker.cache.origin.writing_port import WritableOrigin
 from stoker.errors import ConfigError
 from stoker.testing.cache_origin import LARGE, OriginConformance, fails
+from stoker.testing.cache_origin_uploads import UploadConformance
+from stoker.testing.cache_origin_writes import WritableConformance
 from tests.conformance.test_cache_origins import write_all
 
 CONFIG = """
@@ -127,6 +132,21 @@ class TestSftp(OriginConformance):
         self.run(test)
 
 
+@pytest.mark.real
+class TestSftpWrites(WritableConformance, UploadConformance):
+    versions = 3  # it counts in seconds
+    part_bytes = 100_003
+    large_bytes = 6 * 1024 * 1024  # and is slow
+    tick_s = 1.1
+
+    @pytest.fixture(autouse=True)
+    def server(self, sshd: Sshd, tmp_path: Path) -> None:
+        self.path = tmp_path
+
+    def open_empty(self) -> WritableOrigin:
+        return WritableFsspecOrigin(f"sftp://127.0.0.1{self.path}")
+
+
 def read_at_once(origin: Origin) -> Any:
     async def test() -> None:
         info = await origin.stat("dir/b")
@@ -158,7 +178,8 @@ def ftp(tmp_path: Path) -> Iterator[str]:
         authorizer = DummyAuthorizer()
         banner = "ready"
 
-    Handler.authorizer.add_anonymous(str(tmp_path))
+    with warnings.catch_warnings(action="ignore"):  # that somebody without a name may write
+        Handler.authorizer.add_anonymous(str(tmp_path), perm="elradfmw")
     server = servers.FTPServer(("127.0.0.1", 0), Handler)
     done = threading.Event()
 
@@ -187,6 +208,20 @@ class TestFtp(OriginConformance):
 
     def overwrite(self, origin: Origin, key: str, data: bytes) -> None:
         (self.path / key).write_bytes(data)
+
+
+@pytest.mark.real
+class TestFtpWrites(WritableConformance, UploadConformance):
+    versions = 3
+    part_bytes = 100_003
+    tick_s = 1.1
+
+    @pytest.fixture(autouse=True)
+    def server(self, ftp: str) -> None:
+        self.url = ftp
+
+    def open_empty(self) -> WritableOrigin:
+        return WritableFsspecOrigin(f"{self.url}/")
 
 
 @pytest.mark.real

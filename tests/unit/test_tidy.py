@@ -83,6 +83,7 @@ PURE = [
     "cache/route.py",
     "cache/evict.py",
     "cache/limits.py",
+    "cache/origin/s3_xml.py",
     "cache/maglev.py",
     "cache/segments.py",
     "cache/ahead.py",

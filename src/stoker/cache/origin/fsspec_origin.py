@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import math
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,7 +23,15 @@ import fsspec
 
 from stoker.cache.origin.content import seconds_of
 from stoker.cache.origin.open import without_query, without_secrets
-from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
+from stoker.cache.origin.port import (
+    STAGING,
+    Opened,
+    OriginCounters,
+    changed,
+    check_length,
+    not_found,
+    open_in_two,
+)
 from stoker.errors import ConfigError, ObjectNotFound, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -43,6 +52,8 @@ _VERSION_FIELDS = (
     "LastModified",
     "Last-Modified",
 )
+_TIMES = ("mtime", "modificationTime", "modify", "modified", "created", "last_modified", "LastModified")
+_NO_PARTS = ("", ".", "..", STAGING)
 _ABSENT_STATUSES = (404, 410)
 _CONNECTED = frozenset(("sftp", "ssh", "ftp"))
 """File systems over one connection, which they do not make again, and which carries one request at a time: FTP mixes up
@@ -156,7 +167,7 @@ class FsspecOrigin:
         return OriginError(f"{self.url}: {key!r}: {type(error).__name__}: {said}")
 
     def _path(self, key: str) -> str:
-        if any(part in ("", ".", "..") for part in key.split("/")):
+        if any(part in _NO_PARTS for part in key.split("/")):
             raise not_found(self.url, key)
         return f"{self._root}/{quote(key) if self._is_web else key}{self._query}"
 
@@ -177,7 +188,7 @@ class FsspecOrigin:
 
     def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
-        if folder and any(part in ("", ".", "..") for part in folder.split("/")):
+        if folder and any(part in _NO_PARTS for part in folder.split("/")):
             return
         stack = [self._entries(f"{folder}/" if folder else "", prefix, after)]
         while stack:
@@ -245,7 +256,7 @@ class FsspecOrigin:
             name.encode()
         except UnicodeEncodeError:
             return None
-        return None if name in ("", ".", "..") or "/" in name else name
+        return None if name in _NO_PARTS or "/" in name else name
 
 
 def _shown(url: str) -> str:
@@ -279,3 +290,23 @@ def _version(meta: dict[str, Any]) -> str:
     if isinstance(mark, datetime):
         mark = mark.timestamp()  # some tell it as this when asked, and as that when listed
     return f"{meta['size']}-{str(mark).strip(chr(34))}"
+
+
+def is_taken_for(meta: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a file cannot be told from another one by its version, which only counts time."""
+    field = next((field for field in _VERSION_FIELDS if meta.get(field) is not None), None)
+    return field in _TIMES and _version(meta) == _version(before)
+
+
+def written_at(meta: dict[str, Any]) -> float:
+    """When a file was written, in seconds since 1970; for ever from now where that is not told."""
+    mark = next((meta[field] for field in _TIMES if meta.get(field) is not None), None)
+    if isinstance(mark, str):
+        try:
+            # As FTP says it.
+            mark = datetime.strptime(mark[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+        except ValueError:
+            return math.inf
+    if isinstance(mark, datetime):
+        return mark.timestamp()
+    return float(mark) if isinstance(mark, int | float) else math.inf

@@ -11,7 +11,7 @@ from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.limits import CLOSED, OPEN, Breaker, Latencies, OriginLimits, Pace, retry_after_s
 from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, begun, open_in_two
-from stoker.errors import ObjectChanged, ObjectNotFound, OriginError
+from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, WriteRefused
 from stoker.wire.cache_api import ObjectInfo
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class GuardedOrigin:
             await self._wait_for_turn(size_bytes)
             try:
                 answer = await request()
-            except (ObjectNotFound, ObjectChanged):
+            except (ObjectNotFound, ObjectChanged, WriteRefused):
                 self._breaker.succeeded()
                 raise
             except OriginError as error:

@@ -15,7 +15,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 from stoker.cache.origin.cursors import Cursors
-from stoker.cache.origin.port import Opened, OriginCounters, changed, check_length, not_found, open_in_two
+from stoker.cache.origin.port import (
+    STAGING,
+    Opened,
+    OriginCounters,
+    changed,
+    check_length,
+    not_found,
+    open_in_two,
+)
 from stoker.errors import ConfigError, ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -134,7 +142,7 @@ class LocalOrigin:
         known = self._inside.get(folder)
         if known is None:
             parts = folder.split("/")
-            known = all(part not in ("", ".", "..") for part in parts)
+            known = all(part not in ("", ".", "..", STAGING) for part in parts)
             if known:
                 real = os.path.realpath(f"{self._root}/{folder}")
                 known = os.path.commonpath([self._root, real]) == self._root

@@ -35,6 +35,11 @@ class MemoryOrigin:
         """Remove an object. Raises KeyError."""
         del self._objects[key]
 
+    def find(self, key: str) -> ObjectInfo | None:
+        """An object, if it is there; this is no request."""
+        found = self._objects.get(key)
+        return None if found is None else found[0]
+
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
         return self._get(key)[0]

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker.cache.origin.port import (
     Opened,
@@ -20,106 +20,22 @@ from stoker.cache.origin.port import (
     wrong_length,
 )
 from stoker.cache.origin.s3_direct import DirectReads, Found
-from stoker.cache.origin.s3_signing import Credentials
-from stoker.errors import ConfigError, ObjectChanged, OriginError, StokerError
+from stoker.cache.origin.s3_opening import PART_BYTES, opened_s3
+from stoker.errors import ObjectChanged, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
-
-PART_BYTES = 256 * 1024
-"""Of a stream, but for the last: enough for the turns of the loop to be few, and soon there."""
 
 _NO_RANGE = ("416 Range Not Satisfiable", "NotPartial")
 """What is said of an empty object, of which there is no range, and of a server that sends all whatever it is asked."""
 
 _HIGHEST = chr(0x10FFFF)
-_KEY_BYTES_MAX = 1024
+KEY_BYTES_MAX = 1024
 """S3 takes no longer ones."""
-
-# Query fields of an s3:// URL, what obstore calls them, and where the environment has them.
-_FIELDS = {
-    "endpoint": ("endpoint", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
-    "region": ("region", ("AWS_REGION", "AWS_DEFAULT_REGION")),
-    "access_key_id": ("access_key_id", ("AWS_ACCESS_KEY_ID",)),
-    "secret_access_key": ("secret_access_key", ("AWS_SECRET_ACCESS_KEY",)),
-    "session_token": ("session_token", ("AWS_SESSION_TOKEN",)),
-}
-
-_MORE_THAN_PLAIN = (
-    *("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"),
-    *("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_S3_EXPRESS", "AWS_REQUEST_PAYER"),
-)
-
-
-class S3Options(NamedTuple):
-    """What obstore opens a bucket with."""
-
-    bucket: str
-    prefix: str
-    config: dict[str, Any]
-    client: dict[str, Any]
-    retry: dict[str, Any]
-
-
-def s3_options(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> S3Options:
-    """Of `s3://bucket/prefix`; `endpoint`, `region` and keys come from the query or from AWS_* variables.
-
-    Without keys, requests are not signed. Raises ConfigError, also if obstore is not installed.
-    """
-    try:
-        importlib.import_module("obstore.store")
-    except ImportError as error:
-        raise ConfigError(f"{url} needs the S3 extra: pip install 'stoker[s3]'") from error
-    unknown = sorted(set(query) - set(_FIELDS))
-    if unknown:
-        raise ConfigError(f"{url}: unknown query field {unknown[0]!r}; there are {', '.join(_FIELDS)}")
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    if not bucket:
-        raise ConfigError(f"{url!r} names no bucket: write s3://bucket/prefix")
-    config: dict[str, Any] = {}
-    for field, (name, variables) in _FIELDS.items():
-        value = query.get(field) or next((environment[v] for v in variables if environment.get(v)), None)
-        if value:
-            config[name] = value
-    config.setdefault("region", "us-east-1")
-    if "access_key_id" not in config:
-        config["skip_signature"] = True
-    client = {"allow_http": config.get("endpoint", "").startswith("http://"), "timeout": "60s"}
-    retry = _retry({"max_retries": 2, "retry_timeout": {"seconds": 20}})
-    return S3Options(bucket, prefix, config, client, retry)
 
 
 def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> ObstoreOrigin:
     """Open `s3://bucket/prefix`, as `s3_options` says. Raises ConfigError."""
-    bucket, prefix, config, client, retry = s3_options(url, query, environment)
-    store_module = importlib.import_module("obstore.store")
-    try:
-        store = store_module.S3Store(bucket, config=config, client_options=client, retry_config=retry)
-        direct = _direct(url, bucket, config, environment)
-    except Exception as error:
-        raise ConfigError(f"cannot open {url}: {error}") from error
-    return ObstoreOrigin(url, store, prefix, direct)
-
-
-def _direct(
-    url: str, bucket: str, config: Mapping[str, Any], environment: Mapping[str, str]
-) -> DirectReads | None:
-    """None where what obstore reads from the environment asks for more than plain requests. Raises ValueError for an
-    endpoint that is none."""
-    endpoint = config.get("endpoint", "")
-    if not DirectReads.can_reach(endpoint) or any(environment.get(name) for name in _MORE_THAN_PLAIN):
-        return None
-    credentials = None
-    if "access_key_id" in config and "secret_access_key" in config:
-        token = config.get("session_token", "")
-        credentials = Credentials(config["access_key_id"], config["secret_access_key"], token)
-    elif "access_key_id" in config:
-        return None
-    return DirectReads(url, endpoint, bucket, config["region"], credentials, PART_BYTES)
-
-
-def _retry(retry: dict[str, Any]) -> dict[str, Any]:
-    from datetime import timedelta
-
-    return {"max_retries": retry["max_retries"], "retry_timeout": timedelta(**retry["retry_timeout"])}
+    opened = opened_s3(url, query, environment)
+    return ObstoreOrigin(url, opened.store, opened.options.prefix, opened.direct)
 
 
 class _OutOfOrderError(Exception):
@@ -184,7 +100,7 @@ class ObstoreOrigin:
     async def _ask(self, key: str, start: int, stop: int, version: str = "") -> Found | None:
         """What was asked for, its bytes still to come; None: by another way. Raises as `stream`."""
         path = self._prefix + key
-        is_direct = key != "" and start < stop and len(path) <= _KEY_BYTES_MAX
+        is_direct = key != "" and start < stop and len(path) <= KEY_BYTES_MAX
         if self._direct is None or not is_direct or not self._direct.can_name(path):
             return None
         self.counters.requests += 1
@@ -348,7 +264,7 @@ class ObstoreOrigin:
         # object_store would normalise these into another object's name.
         path = self._prefix + key
         is_odd = not key or any(part in ("", ".", "..") for part in key.split("/"))
-        if is_odd or len(path.encode()) > _KEY_BYTES_MAX:
+        if is_odd or len(path.encode()) > KEY_BYTES_MAX:
             raise not_found(self.url, key)
         return path
 

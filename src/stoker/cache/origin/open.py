@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stoker.cache.origin.local import LocalOrigin
+from stoker.cache.origin.local_writing import WritableLocalOrigin
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.memory_writing import WritableMemoryOrigin
 from stoker.cache.origin.port import Origin
 from stoker.cache.origin.throttle import ThrottledOrigin
+from stoker.cache.origin.writing_port import WritableOrigin
 from stoker.errors import ConfigError
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
@@ -33,6 +36,20 @@ def open_origin(url: str, environment: Mapping[str, str] | None = None) -> Origi
     if mbps is None and latency_ms == 0.0:
         return origin
     return ThrottledOrigin(origin, mbps, latency_ms)
+
+
+def open_writable_origin(url: str, environment: Mapping[str, str] | None = None) -> WritableOrigin:
+    """The origin at `url` as `open_origin` opens it, to be written to as well. Raises ConfigError, also for a kind that
+    cannot be written to."""
+    address, mbps, latency_ms, query = _split(url)
+    try:
+        origin = _open_writable(address, query, environment or {})
+    except ValueError as error:
+        why = without_secrets(str(error), url)
+        raise ConfigError(f"{without_query(address)!r} is no URL of an origin: {why}") from None
+    if mbps is None and latency_ms == 0.0:
+        return origin
+    raise ConfigError(f"{without_query(url)!r} cannot be written to with stoker_mbps or stoker_latency_ms")
 
 
 def without_query(url: str) -> str:
@@ -77,30 +94,59 @@ def _number(url: str, query: dict[str, str], name: str) -> float | None:
 
 
 def _open(address: str, query: dict[str, str], environment: Mapping[str, str]) -> Origin:
+    kind, place = _place(address)
+    if kind == "file":
+        return LocalOrigin(place)
+    if kind == "memory":
+        return MemoryOrigin(place)
+    # Imported only when asked for: obstore and fsspec are slow to import and s3 is an extra.
+    if kind == "s3":
+        from stoker.cache.origin.obstore_origin import open_s3
+
+        return open_s3(place, query, environment)
+    from stoker.cache.origin.fsspec_origin import FsspecOrigin
+
+    return FsspecOrigin(_with_query(place, query))
+
+
+def _open_writable(address: str, query: dict[str, str], environment: Mapping[str, str]) -> WritableOrigin:
+    kind, place = _place(address)
+    if kind == "file":
+        return WritableLocalOrigin(place)
+    if kind == "memory":
+        return WritableMemoryOrigin(place)
+    if kind == "s3":
+        from stoker.cache.origin.s3_writing import open_writable_s3
+
+        return open_writable_s3(place, query, environment)
+    from stoker.cache.origin.fsspec_writing import WritableFsspecOrigin
+
+    return WritableFsspecOrigin(_with_query(place, query))
+
+
+def _with_query(address: str, query: dict[str, str]) -> str:
+    return address + (f"?{urlencode(query)}" if query else "")
+
+
+def _place(address: str) -> tuple[str, str]:
+    """The kind of origin, and the folder, name or URL of that kind. Raises ConfigError."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         if not address:
             raise ConfigError("the origin URL is empty; write a folder, or a URL such as s3://bucket/prefix")
-        return LocalOrigin(address)
+        return "file", address
     if scheme == "file":
         parts = urlsplit(address.replace("#", "%23"))
         if parts.netloc not in ("", "localhost"):
             raise ConfigError(
                 f"{without_query(address)!r} names a host; a file URL has three slashes: file:///dir/"
             )
-        return LocalOrigin(unquote(parts.path))
+        return "file", unquote(parts.path)
     if scheme == "memory":
-        return MemoryOrigin(rest)
-    if scheme == "s3":
-        if "@" in rest.partition("/")[0]:
-            raise ConfigError(
-                f"{without_query(address)}: what stands before the @ is no part of a bucket's name; give keys as AWS_* "
-                "variables, or as access_key_id and secret_access_key in the query"
-            )
-        # Imported only when asked for: obstore and fsspec are slow to import and s3 is an extra.
-        from stoker.cache.origin.obstore_origin import open_s3
-
-        return open_s3(address, query, environment)
-    from stoker.cache.origin.fsspec_origin import FsspecOrigin
-
-    return FsspecOrigin(address + (f"?{urlencode(query)}" if query else ""))
+        return "memory", rest
+    if scheme == "s3" and "@" in rest.partition("/")[0]:
+        raise ConfigError(
+            f"{without_query(address)}: what stands before the @ is no part of a bucket's name; give keys as AWS_* "
+            "variables, or as access_key_id and secret_access_key in the query"
+        )
+    return "s3" if scheme == "s3" else "fsspec", address

@@ -11,15 +11,19 @@ from stoker.wire.cache_api import ObjectInfo
 Part = bytes | bytearray
 """Some of an object's content. Who yields it does not touch it again."""
 
+STAGING = ".stoker-writes"
+"""Where what is being written lies in folders: no part of a key, and never listed."""
+
 
 class OriginCounters:
-    """Requests made, and bytes of object content received, since the origin was opened."""
+    """Requests made, and bytes of object content received and sent, since the origin was opened."""
 
-    __slots__ = ("bytes_read", "requests")
+    __slots__ = ("bytes_read", "bytes_written", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
         self.bytes_read = 0
+        self.bytes_written = 0
 
 
 class Opened(NamedTuple):
@@ -31,7 +35,7 @@ class Opened(NamedTuple):
 
 
 class Origin(Protocol):
-    """Remote storage, read only. Every method may raise OriginError."""
+    """Remote storage, as it is read; see `writing_port.py`. Every method may raise OriginError."""
 
     @property
     def url(self) -> str:

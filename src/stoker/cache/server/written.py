@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stoker.base.flushing import flush_folder
+
 T = TypeVar("T")
 
 
@@ -39,11 +41,7 @@ def write_file(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush_folder(path.parent)
 
 
 def _free_name(path: Path) -> Path:

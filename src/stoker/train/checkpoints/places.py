@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from stoker.base.flushing import flush_folder
 from stoker.cache.origin.open import without_query, without_secrets
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem, StokerError
 from stoker.settings import environment
 from stoker.train.checkpoints.manifest import MANIFEST, commits_of
-from stoker.train.flushing import flush_folder
 
 FLUSH_BYTES = 64 * 1024 * 1024
 """Of a file that is being written, so much reaches the disk at a time."""
@@ -92,7 +92,7 @@ def open_place(url: str) -> Place:
         return LocalPlace(path)
     address, _, query = url.partition("?")
     if scheme == "s3":
-        from stoker.cache.origin.obstore_origin import s3_options
+        from stoker.cache.origin.s3_opening import s3_options
 
         options = s3_options(address, dict(parse_qsl(query, keep_blank_values=True)), environment())
         store = importlib.import_module("obstore.fsspec").FsspecStore(

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path | str) -> None:
     """Names reach the disk too. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,0 +1,159 @@
+"""Any origin that can be written to, asked with restraint: see `guarded.py`.
+
+What may have happened is asked for a second time only where that changes nothing: removing, looking and giving up are,
+a body that is sent as it comes, a copy and the end of an upload are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from stoker.base.clock import Clock
+from stoker.base.rng import Rng
+from stoker.cache.limits import OriginLimits
+from stoker.cache.origin.guarded import GuardedOrigin
+from stoker.cache.origin.port import Part
+from stoker.cache.origin.writing_port import (
+    NO_ATTRIBUTES,
+    Attributes,
+    Capabilities,
+    Described,
+    Upload,
+    UploadPart,
+    WritableOrigin,
+)
+from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, StokerError, WriteRefused
+from stoker.wire.cache_api import ObjectInfo
+
+T = TypeVar("T")
+
+
+class GuardedWritableOrigin(GuardedOrigin):
+    """The limit on requests counts writes as well, that on bytes only reads. A refusal is an answer; what a body fails
+    with says nothing about the origin."""
+
+    def __init__(self, origin: WritableOrigin, limits: OriginLimits, clock: Clock, rng: Rng) -> None:
+        super().__init__(origin, limits, clock, rng)
+        self._writable = origin
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._writable.capabilities
+
+    async def describe(self, key: str) -> Described:
+        return await self._ask(0, lambda: self._writable.describe(key))
+
+    async def put(
+        self,
+        key: str,
+        parts: AsyncIterable[Part],
+        size_bytes: int | None = None,
+        *,
+        attributes: Attributes = NO_ATTRIBUTES,
+        if_match: str | None = None,
+        if_none_match: bool = False,
+    ) -> ObjectInfo:
+        body = _Body(parts)
+        return await self._once(
+            lambda: self._writable.put(
+                key,
+                body.parts(),
+                size_bytes,
+                attributes=attributes,
+                if_match=if_match,
+                if_none_match=if_none_match,
+            ),
+            body,
+        )
+
+    async def delete(self, key: str) -> None:
+        await self._ask(0, lambda: self._writable.delete(key))
+
+    async def delete_many(self, keys: Sequence[str]) -> dict[str, StokerError]:
+        return await self._ask(0, lambda: self._writable.delete_many(keys))
+
+    async def copy(
+        self, source_key: str, key: str, version: str | None = None, *, attributes: Attributes | None = None
+    ) -> ObjectInfo:
+        return await self._once(lambda: self._writable.copy(source_key, key, version, attributes=attributes))
+
+    async def begin_upload(self, key: str, attributes: Attributes = NO_ATTRIBUTES) -> str:
+        return await self._once(lambda: self._writable.begin_upload(key, attributes))
+
+    async def put_part(
+        self, key: str, upload_id: str, number: int, parts: AsyncIterable[Part], size_bytes: int
+    ) -> str:
+        body = _Body(parts)
+        return await self._once(
+            lambda: self._writable.put_part(key, upload_id, number, body.parts(), size_bytes), body
+        )
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[tuple[int, str]],
+        *,
+        if_match: str | None = None,
+        if_none_match: bool = False,
+    ) -> ObjectInfo:
+        return await self._once(
+            lambda: self._writable.complete_upload(
+                key, upload_id, parts, if_match=if_match, if_none_match=if_none_match
+            )
+        )
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        await self._ask(0, lambda: self._writable.abort_upload(key, upload_id))
+
+    async def list_parts(
+        self, key: str, upload_id: str, after: int = 0, limit: int = 1000
+    ) -> list[UploadPart]:
+        return await self._ask(0, lambda: self._writable.list_parts(key, upload_id, after, limit))
+
+    async def list_uploads(
+        self, prefix: str = "", after: tuple[str, str] | None = None, limit: int = 1000
+    ) -> list[Upload]:
+        return await self._ask(0, lambda: self._writable.list_uploads(prefix, after, limit))
+
+    async def clean_up(self, now: float, age_s: float) -> int:
+        return await self._ask(0, lambda: self._writable.clean_up(now, age_s))
+
+    async def _once(self, request: Callable[[], Awaitable[T]], body: _Body | None = None) -> T:
+        """Raises what it raises."""
+        await self._wait_for_turn(0)
+        try:
+            answer = await request()
+        except OriginError as error:
+            if body is not None and body.has_failed:
+                self._breaker.gave_up()
+            else:
+                self._breaker.failed(str(error), self._clock.now())
+            raise
+        except (ObjectNotFound, ObjectChanged, WriteRefused):
+            self._breaker.gave_up() if body is not None and body.has_failed else self._breaker.succeeded()
+            raise
+        except BaseException:
+            self._breaker.gave_up()
+            raise
+        self._breaker.succeeded()
+        return answer
+
+
+class _Body:
+    """Tells whether it was the body that failed: it may come from another origin."""
+
+    def __init__(self, parts: AsyncIterable[Part]) -> None:
+        self._parts = parts
+        self.has_failed = False
+
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        try:
+            async for part in self._parts:
+                yield part
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self.has_failed = True
+            raise

@@ -1,0 +1,235 @@
+"""HTTP requests of any kind over kept connections, with bodies that are sent as they come, and answers that fit in
+memory. For GETs of content see `http_gets.py`. Lives on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from stoker.errors import OriginError, WireError
+from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
+
+CONNECT_S = 10.0
+GO_AHEAD_S = 1.0
+"""So long a server is given to refuse a body before it is sent; many never say that they do not."""
+STALL_S = 60.0
+"""So long it may take none of a body."""
+ANSWER_S = 300.0
+"""So long it may take to answer once it has all: what puts large objects together takes its time."""
+IDLE_S = 15.0
+IDLE_MAX = 16
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Answer(NamedTuple):
+    """What a server says, with all of its body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class _Stream:
+    """A connection. `kept_until`: on the loop's clock."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.kept_until: float | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        return not (self.reader.at_eof() or self.writer.is_closing() or self.reader.exception())
+
+    def end(self) -> None:
+        """At once: what is half sent must not look like a whole."""
+        self.writer.transport.abort()
+
+
+class _Unanswered(Exception):
+    """A connection broke before any of the answer came. `is_untouched`: and before any of a body went out."""
+
+    def __init__(self, why: str, is_untouched: bool) -> None:
+        super().__init__(why)
+        self.is_untouched = is_untouched
+
+
+class HttpCalls:
+    """Requests to one host. Raises OriginError with `url` in it, which is for people."""
+
+    def __init__(self, url: str, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self._url = url
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._idle: list[_Stream] = []
+
+    async def call(self, request: bytes, *, is_head: bool = False, may_repeat: bool = False) -> Answer:
+        """Of a request with its body, if it has one. `may_repeat`: it does no harm if it is made twice."""
+        return await self._on_a_stream(request, None, is_head, may_repeat)
+
+    async def send(self, head: bytes, body: AsyncGenerator[bytes, None]) -> Answer:
+        """Of a request whose body is sent as it comes. The head says `Expect: 100-continue`: a server that refuses is
+        not sent the body. Whatever the body raises is raised, and the server never has all of it."""
+        async with aclosing(body):
+            return await self._on_a_stream(head, body, False, True)
+
+    def close(self) -> None:
+        """End all connections that are kept."""
+        for stream in self._idle:
+            stream.end()
+        self._idle.clear()
+
+    async def _on_a_stream(
+        self, head: bytes, body: AsyncGenerator[bytes, None] | None, is_head: bool, may_repeat: bool
+    ) -> Answer:
+        while True:
+            stream = self._kept() or await self._connect()
+            is_kept, is_good = stream.kept_until is not None, False
+            try:
+                answer, is_good = await self._exchange(stream, head, body, is_head)
+                return answer
+            except _Unanswered as error:
+                # One that was closed while it was kept has brought nothing to anybody, as far as can be told.
+                if not (is_kept and may_repeat and error.is_untouched):
+                    raise OriginError(f"{self._url}: {error}") from None
+            except (WireError, ValueError) as error:
+                raise OriginError(f"{self._url}: {error}") from None
+            finally:
+                self._leave(stream) if is_good else stream.end()
+
+    async def _exchange(
+        self, stream: _Stream, head: bytes, body: AsyncGenerator[bytes, None] | None, is_head: bool
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether the connection is good for more."""
+        go_ahead = asyncio.Event()
+        answering = asyncio.ensure_future(_answer(stream.reader, go_ahead, is_head))
+        is_all = body is None
+        is_untouched = True
+        try:
+            stream.writer.write(head)
+            if body is not None:
+                await _either(answering, go_ahead)
+                if not answering.done():
+                    is_untouched = False
+                    is_all = await _sent(stream.writer, body, answering)
+            answer, closes = await asyncio.wait_for(asyncio.shield(answering), ANSWER_S)
+        except TimeoutError:
+            raise OriginError(f"{self._url}: no answer within {ANSWER_S:.0f} s") from None
+        except (ConnectionError, EOFError, ssl.SSLError, OSError) as error:
+            raise _Unanswered(str(error) or "it closed the connection", is_untouched) from None
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+        return answer, is_all and not closes
+
+    def _kept(self) -> _Stream | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            stream = self._idle.pop()
+            if stream.is_usable and (stream.kept_until or 0.0) > now:
+                return stream
+            stream.end()
+        return None
+
+    def _leave(self, stream: _Stream) -> None:
+        if stream.is_usable and len(self._idle) < IDLE_MAX:
+            stream.kept_until = asyncio.get_running_loop().time() + IDLE_S
+            self._idle.append(stream)
+        else:
+            stream.end()
+
+    async def _connect(self) -> _Stream:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return _Stream(
+                    *await asyncio.open_connection(
+                        self._host, self._port, ssl=self._tls, limit=HEAD_BYTES_MAX
+                    )
+                )
+        except TimeoutError:
+            why = f"none within {CONNECT_S:.0f} s"
+        except OSError as error:
+            why = error.strerror or str(error)
+        raise OriginError(f"{self._url}: no connection: {why}")
+
+
+async def _either(answering: asyncio.Future[tuple[Answer, bool]], go_ahead: asyncio.Event) -> None:
+    """Until the body is asked for, or refused, or neither comes."""
+    going = asyncio.ensure_future(go_ahead.wait())
+    both: set[asyncio.Future[Any]] = {answering, going}
+    try:
+        await asyncio.wait(both, timeout=GO_AHEAD_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        going.cancel()
+
+
+async def _sent(
+    writer: asyncio.StreamWriter,
+    body: AsyncGenerator[bytes, None],
+    answering: asyncio.Future[tuple[Answer, bool]],
+) -> bool:
+    """Whether all was sent: a server may have its answer before."""
+    async for part in body:
+        if answering.done():
+            return False
+        try:
+            writer.write(part)
+            await asyncio.sleep(0)  # others have their turn, also where the kernel takes all at once
+            async with asyncio.timeout(STALL_S):
+                await writer.drain()
+        except TimeoutError:
+            raise ConnectionError(f"it took nothing for {STALL_S:.0f} s") from None
+        except ConnectionError:
+            await asyncio.wait([answering], timeout=GO_AHEAD_S)  # it may have said why
+            if not answering.done():
+                raise
+            return False
+    return True
+
+
+async def _answer(
+    reader: asyncio.StreamReader, go_ahead: asyncio.Event, is_head: bool
+) -> tuple[Answer, bool]:
+    """And whether the connection ends with it."""
+    while True:
+        try:
+            head = parse_response_head((await reader.readuntil(b"\r\n\r\n"))[:-4])
+        except asyncio.LimitOverrunError:
+            raise WireError("the head of its answer is too long") from None
+        if head.status >= 200:
+            break
+        go_ahead.set()
+    if is_head or head.status in (204, 304):
+        return Answer(head.status, head.headers, b""), head.closes
+    body, is_framed = await _body(reader, head)
+    return Answer(head.status, head.headers, body), head.closes or not is_framed
+
+
+async def _body(reader: asyncio.StreamReader, head: ResponseHead) -> tuple[bytes, bool]:
+    """And whether it had an end of its own."""
+    if "content-length" not in head.headers and "transfer-encoding" not in head.headers:
+        return _bounded(await reader.read(ANSWER_BYTES_MAX + 1)), False
+    length = head.content_length
+    if length is not None:
+        if length > ANSWER_BYTES_MAX:
+            raise WireError(f"its answer is too long ({length} bytes)")
+        return await reader.readexactly(length), True
+    body = bytearray()
+    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+        if size < 0 or len(body) + size > ANSWER_BYTES_MAX:
+            raise WireError("its answer is too long")
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    while await reader.readuntil(b"\r\n") != b"\r\n":
+        pass
+    return bytes(body), True
+
+
+def _bounded(body: bytes) -> bytes:
+    if len(body) > ANSWER_BYTES_MAX:
+        raise WireError("its answer is too long")
+    return body
