@@ -100,6 +100,14 @@ def add_cache_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = cache.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
+    _add_serve(commands)
+    add_questions(commands)
+    add_load_parser(commands)
+    add_top_parser(commands)
+    add_envoy_parser(commands)
+
+
+def _add_serve(commands: Any) -> None:
     raw = argparse.RawDescriptionHelpFormatter
     server = commands.add_parser(
         "serve", help="serve buckets from a folder", epilog=_SERVE_EXAMPLES, formatter_class=raw
@@ -123,6 +131,28 @@ def add_cache_parser(subparsers: Any) -> None:
     server.add_argument(
         "--connection-egress", metavar="SIZE", help="the same, on each connection; default: no limit"
     )
+    _add_access(server)
+    server.add_argument(
+        "--fleet", metavar="WHERE",
+        help="be one of many: where they meet (http://HOST:PORT,… or file:///SHARED/FOLDER or etcd://HOST:PORT/PREFIX)",
+    )  # fmt: skip
+    server.add_argument(
+        "--advertise", metavar="URL", help="where the others reach this server; default: where it listens"
+    )
+    server.add_argument("--name", metavar="NAME", help="this server's in its fleet; default: its address")
+    server.add_argument("--zone", metavar="ZONE", help="where it stands: copies go to other zones first")
+    server.add_argument(
+        "--weight",
+        metavar="N",
+        type=int,
+        help="its share of the blocks beside the others'; default 1, or what a list says",
+    )
+    server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
+    server.set_defaults(handler=_serve)
+
+
+def _add_access(server: argparse.ArgumentParser) -> None:
+    """What it serves, and to whom."""
     server.add_argument(
         "--bucket", metavar="NAME=ORIGIN_URL", action="append", default=[], help="a bucket to serve (repeats)"
     )
@@ -145,27 +175,6 @@ def add_cache_parser(subparsers: Any) -> None:
         default=[],
         help="lru or uniform for a bucket (repeats)",
     )
-    server.add_argument(
-        "--fleet", metavar="WHERE",
-        help="be one of many: where they meet (http://HOST:PORT,… or file:///SHARED/FOLDER or etcd://HOST:PORT/PREFIX)",
-    )  # fmt: skip
-    server.add_argument(
-        "--advertise", metavar="URL", help="where the others reach this server; default: where it listens"
-    )
-    server.add_argument("--name", metavar="NAME", help="this server's in its fleet; default: its address")
-    server.add_argument("--zone", metavar="ZONE", help="where it stands: copies go to other zones first")
-    server.add_argument(
-        "--weight",
-        metavar="N",
-        type=int,
-        help="its share of the blocks beside the others'; default 1, or what a list says",
-    )
-    server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
-    server.set_defaults(handler=_serve)
-    add_questions(commands)
-    add_load_parser(commands)
-    add_top_parser(commands)
-    add_envoy_parser(commands)
 
 
 def serve_settings(arguments: argparse.Namespace) -> ServerSettings:

@@ -46,7 +46,9 @@ class DiscoveryRouter:
     def __init__(self, discovery: Discovery, auth: TokenAuth) -> None:
         self._discovery = discovery
         self._auth = auth
-        self._secrets = [secret.encode() for _, secret, buckets in auth.rules() if buckets is None]
+        self._secrets = [
+            secret.encode() for _, secret, buckets, access in auth.rules() if buckets is None and not access
+        ]
 
     def is_authorized(self, headers: Mapping[str, str]) -> bool:
         """Whether it carries one of the tokens, where there are any."""
