@@ -235,8 +235,9 @@ class Steps:
         if self._ledger is not None:
             self._ledger.read(self._live, self._link.core.commits + 1, batch)
 
-    def finish(self, state: Sealed) -> None:
-        """No step will come any more. The last state is kept where there is a storage, whether one was due or not."""
+    def keep_last(self, state: Sealed) -> None:
+        """The function has returned: its last state is kept where there is a storage, whether one was due or not. While
+        the job still answers, which knows how far shards were read."""
         checkpointer, commits = self._checkpointer, self._link.core.commits
         is_kept = checkpointer is None or checkpointer.storage is None or commits == self._written_at
         if (
@@ -250,7 +251,6 @@ class Steps:
                 self._save(checkpointer.storage, commits, state)
             elif checkpointer.is_behind and self._local_rank == 0:
                 checkpointer.snapshot_last(commits, state, self._settings.timeout_s)
-        self.close()
 
     def close(self) -> None:
         """No step will come any more."""

@@ -115,9 +115,10 @@ class Worlds:
 
     def finish(self, state: Sealed) -> None:
         """The function has returned: wait until everybody's has. Raises WorldChanged if it must run again."""
+        self._steps.keep_last(state)
         self._link.finish()
         self._live.is_closed = False
-        self._steps.finish(state)
+        self._steps.close()
 
     def is_broken_world(self, error: BaseException) -> bool:
         """Whether an exception of the training function means that the world, not the script, has failed.
