@@ -567,7 +567,7 @@ def test_the_last_snapshot_waits_for_the_one_under_way_and_for_who_reads(
         for path in all_slots(node):
             reading.enter_context(slots.reading(path))
         step(state)  # its snapshot finds no slot that is free
-        ending = threading.Thread(target=state._runtime.steps.finish, args=(state,))
+        ending = threading.Thread(target=state._runtime.steps.keep_last, args=(state,))
         ending.start()
         ending.join(1.0)
         assert ending.is_alive()

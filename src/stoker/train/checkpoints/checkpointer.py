@@ -173,7 +173,7 @@ class Checkpointer:
 
     def snapshot_last(self, commits: int, state: Sealed, limit_s: float) -> None:
         """At the end of a run: its last state, unless there is a snapshot of it. Waits until the one under way is done
-        and a slot is free, which may be read by a saver; no longer than `limit_s`."""
+        and a slot is free, which may be read by a saver, no longer than `limit_s`; and until it is whole."""
         deadline = time.monotonic() + limit_s
         slots = self._open()
         while slots is not None and commits != self._taken_at and time.monotonic() < deadline:
@@ -181,6 +181,8 @@ class Checkpointer:
             self.snapshot(commits, state, is_due=True)
             if commits != self._taken_at:
                 time.sleep(LAST_AGAIN_S)
+        if slots is not None:
+            slots.finish()
 
     def settle(self) -> None:
         """Parameters are about to be changed, by an optimizer or by a state that is loaded."""
