@@ -157,6 +157,10 @@ def _add_access(server: argparse.ArgumentParser) -> None:
         "--bucket", metavar="NAME=ORIGIN_URL", action="append", default=[], help="a bucket to serve (repeats)"
     )
     server.add_argument(
+        "--writable", metavar="NAME", action="append", default=[],
+        help="a bucket that S3 clients may write to, through to its origin (repeats)",
+    )  # fmt: skip
+    server.add_argument(
         "--token", metavar="TOKEN[:BUCKET,…]", action="append", default=[],
         help="who may read: everything, or only these buckets (repeats)",
     )  # fmt: skip
@@ -187,18 +191,7 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
     capacity = arguments.capacity if arguments.capacity is not None else file.capacity
     if capacity is None:
         raise ConfigError("say how much disk the cache may take: --capacity 20GB")
-    buckets = dict(file.buckets)
-    for text in arguments.bucket:
-        name, url = _split_pair("--bucket", text)
-        known = buckets.get(name)
-        buckets[name] = BucketSpec(url) if known is None else msgspec.structs.replace(known, origin_url=url)
-    for text in arguments.policy:
-        name, policy = _split_pair("--policy", text)
-        if name not in buckets:
-            raise ConfigError(f"--policy {text}: there is no bucket {name!r}; add --bucket {name}=ORIGIN_URL")
-        buckets[name] = msgspec.structs.replace(buckets[name], policy=policy)
-    for name, spec in buckets.items():
-        check_bucket(name, spec)
+    buckets = _buckets(arguments, file)
     return ServerSettings(
         folder=Path(folder),
         capacity_bytes=_size("--capacity", capacity),
@@ -221,6 +214,29 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
         zone=arguments.zone or file.zone,
         weight=_weight(file.weight if arguments.weight is None else arguments.weight),
     )
+
+
+def _buckets(arguments: argparse.Namespace, file: ServeFile) -> dict[str, BucketSpec]:
+    """Raises ConfigError."""
+    buckets = dict(file.buckets)
+    for text in arguments.bucket:
+        name, url = _split_pair("--bucket", text)
+        known = buckets.get(name)
+        buckets[name] = BucketSpec(url) if known is None else msgspec.structs.replace(known, origin_url=url)
+    for text in arguments.policy:
+        name, policy = _split_pair("--policy", text)
+        if name not in buckets:
+            raise ConfigError(f"--policy {text}: there is no bucket {name!r}; add --bucket {name}=ORIGIN_URL")
+        buckets[name] = msgspec.structs.replace(buckets[name], policy=policy)
+    for name in arguments.writable:
+        if name not in buckets:
+            raise ConfigError(
+                f"--writable {name}: there is no bucket {name!r}; add --bucket {name}=ORIGIN_URL"
+            )
+        buckets[name] = msgspec.structs.replace(buckets[name], writable=True)
+    for name, spec in buckets.items():
+        check_bucket(name, spec)
+    return buckets
 
 
 def _advertised(url: str) -> str:

@@ -45,6 +45,8 @@ RESERVED_BUCKETS = frozenset({"-", "blob"})
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
+ONLY = "\0"
+"""A prefix that ends with it stands for one key alone: no key has it."""
 LOAD_KEYS_MAX = 1024
 HELD_BLOCKS_MAX = 4096
 LIST_LIMIT_MAX = 10_000
@@ -227,6 +229,8 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: str = ""
     """The same at all servers of a fleet that may give each other what they hold of it, where they reach one data set
     by different URLs; empty: the origin's URL."""
+    writable: bool = False
+    """S3 clients may write: through, to the origin."""
 
 
 class BucketAdded(msgspec.Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""Static bearer tokens and keys: `TOKEN` opens every bucket, `TOKEN:BUCKET,…` opens those; keys alike."""
+"""Static bearer tokens and keys: `TOKEN` opens every bucket, `TOKEN:BUCKET,…` opens those, `BUCKET=rw` to write
+to it as well; keys alike."""
 
 from __future__ import annotations
 
@@ -8,17 +9,23 @@ from collections.abc import Sequence
 
 from stoker.errors import ConfigError
 
+_WRITES = "=rw"
+"""Behind the name of a bucket that may be written to as well."""
 _ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")
 
 
 class Principal:
-    """Who a request speaks for. `buckets` are those that it may read; None means all, and administration."""
+    """Who a request speaks for. `buckets` are those that it may read; None means all, to write to as well, and
+    administration. `writable`: those of them that it may write to."""
 
-    __slots__ = ("buckets", "name")
+    __slots__ = ("buckets", "name", "writable")
 
-    def __init__(self, name: str, buckets: frozenset[str] | None) -> None:
+    def __init__(
+        self, name: str, buckets: frozenset[str] | None, writable: frozenset[str] = frozenset()
+    ) -> None:
         self.name = name
         self.buckets = buckets
+        self.writable = writable
 
     @property
     def is_unrestricted(self) -> bool:
@@ -28,6 +35,10 @@ class Principal:
     def may_read(self, bucket: str) -> bool:
         """Whether it may read this bucket."""
         return self.buckets is None or bucket in self.buckets
+
+    def may_write(self, bucket: str) -> bool:
+        """Whether it may write to this bucket, where anybody may."""
+        return self.buckets is None or bucket in self.writable
 
 
 UNPROVEN = Principal("unproven", frozenset())
@@ -61,8 +72,15 @@ class TokenAuth:
             self._add(f"key-{access}", access, *_secret_and_buckets(which, rest))
         self._anyone = None if self._principals else Principal("anyone", None)
 
-    def _add(self, name: str, access: str, secret: str, buckets: frozenset[str] | None) -> None:
-        self._principals.append(Principal(name, buckets))
+    def _add(
+        self,
+        name: str,
+        access: str,
+        secret: str,
+        buckets: frozenset[str] | None,
+        writable: frozenset[str],
+    ) -> None:
+        self._principals.append(Principal(name, buckets, writable))
         self._secrets.append((access, secret))
 
     @property
@@ -102,16 +120,17 @@ class TokenAuth:
         return self._principals[number] if 0 <= number < len(self._principals) else UNPROVEN
 
 
-def _secret_and_buckets(which: str, text: str) -> tuple[str, frozenset[str] | None]:
+def _secret_and_buckets(which: str, text: str) -> tuple[str, frozenset[str] | None, frozenset[str]]:
     secret, colon, names = text.partition(":")
-    buckets = frozenset(name.strip() for name in names.split(",") if name.strip())
+    listed = [name.strip() for name in names.split(",") if name.strip()]
     if len(secret) < 8 or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise ConfigError(f"{which} must have 8 or more printable ASCII characters and no space")
-    if colon and not buckets:
+    if colon and not listed:
         raise ConfigError(
             f"{which} ends with ':' but names no bucket: write {which.split()[0].upper()}:BUCKET,BUCKET"
         )
-    return secret, buckets if colon else None
+    writable = frozenset(name.removesuffix(_WRITES) for name in listed if name.endswith(_WRITES))
+    return secret, frozenset(name.removesuffix(_WRITES) for name in listed) if colon else None, writable
 
 
 def check_listen(host: str, auth: TokenAuth) -> None:

@@ -23,6 +23,7 @@ class BodyParts:
         self._more = more
         self._parts: deque[bytes] = deque()
         self._granted_bytes = 0
+        self._held_bytes = 0
         self._is_over = False
         self._waiting: asyncio.Future[None] | None = None
 
@@ -32,23 +33,28 @@ class BodyParts:
         self._is_over = is_last
         self.received_bytes += len(part)
         self._granted_bytes -= len(part)
+        self._held_bytes += len(part)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
-            if not self._is_over and self._granted_bytes <= _STEP_BYTES:
-                grant = WINDOW_BYTES - self._granted_bytes
+            # Looked at before each wait: while a part was written all that was granted may have come.
+            waiting_bytes = self._granted_bytes + self._held_bytes
+            if not self._is_over and waiting_bytes <= _STEP_BYTES:
+                grant = WINDOW_BYTES - waiting_bytes
                 self._granted_bytes += grant
                 self._more(grant)
-            while self._parts:
+            if self._parts:
                 part = self._parts.popleft()
+                self._held_bytes -= len(part)
                 if part:
                     yield part
-            if self._is_over:
+            elif self._is_over:
                 return
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            else:
+                self._waiting = asyncio.get_running_loop().create_future()
+                await self._waiting
 
     async def all(self, bytes_max: int) -> bytes:
         """The whole body. Raises WireError if it is longer than that."""

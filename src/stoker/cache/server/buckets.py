@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl
 from stoker.base.ids import check_name
 from stoker.cache.evict import POLICIES
 from stoker.cache.origin.guarded import GuardedOrigin
+from stoker.cache.origin.guarded_writes import GuardedWritableOrigin
 from stoker.cache.origin.open import without_query
-from stoker.errors import AnotherOrigin, ConfigError
+from stoker.errors import AnotherOrigin, ConfigError, OriginReadOnly
 from stoker.wire.cache_api import RESERVED_BUCKETS, BucketSpec
 
 MARK_BYTES = 8
@@ -46,6 +47,15 @@ class Bucket:
             self.hit_bytes += size_bytes
         else:
             self.misses += 1
+
+    @property
+    def writable_origin(self) -> GuardedWritableOrigin:
+        """Its origin, to be written to. Raises OriginReadOnly."""
+        if not isinstance(self.origin, GuardedWritableOrigin):
+            raise OriginReadOnly(
+                f"the bucket {self.name!r} is read only here: its settings must say `writable = true`"
+            )
+        return self.origin
 
     def refreshed_s(self, key: str) -> int:
         """When a key was refreshed last; 0: not lately."""

@@ -15,7 +15,10 @@ from stoker.cache.layout import block_bounds
 from stoker.cache.limits import OriginLimits
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.guarded import GuardedOrigin
+from stoker.cache.origin.guarded_writes import GuardedWritableOrigin
+from stoker.cache.origin.open import open_writable_origin
 from stoker.cache.origin.port import Origin
+from stoker.cache.origin.writing_port import WritableOrigin
 from stoker.cache.server.beginnings import Beginnings
 from stoker.cache.server.buckets import Bucket, is_known, mark_of
 from stoker.cache.server.budget import Budget
@@ -47,10 +50,16 @@ SETTLE_S = 1.0
 
 
 class Engine:
-    """Lives on one event loop. `open_origin` makes an origin from a URL."""
+    """Lives on one event loop. `open_origin` makes an origin from a URL, `open_writable` one that is written to."""
 
     def __init__(
-        self, store: Store, fleet: Fleet, open_origin: Callable[[str], Origin], clock: Clock, rng: Rng
+        self,
+        store: Store,
+        fleet: Fleet,
+        open_origin: Callable[[str], Origin],
+        clock: Clock,
+        rng: Rng,
+        open_writable: Callable[[str], WritableOrigin] = open_writable_origin,
     ) -> None:
         self.buckets: dict[str, Bucket] = {}
         self.store = store
@@ -60,6 +69,7 @@ class Engine:
         self._clock = clock
         self._rng = rng
         self._open_origin = open_origin
+        self._open_writable = open_writable
         self._fetches: Fetches[Wanted] = Fetches(self._fetch, self._keep)
         self._loading: set[Wanted] = set()
         self._foreseen: set[Wanted] = set()
@@ -93,7 +103,12 @@ class Engine:
             hedges=spec.hedges,
         )
         rng = self._rng.fork(len(self.buckets))
-        origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
+        origin: GuardedOrigin
+        if spec.writable:
+            writable = self._open_writable(spec.origin_url)
+            origin = GuardedWritableOrigin(writable, limits, self._clock, rng)
+        else:
+            origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
         try:
             number = self._open_bucket(name, spec, origin.url, ())
         except BaseException:

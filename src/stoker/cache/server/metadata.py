@@ -18,7 +18,7 @@ from stoker.cache.store.attributes import attributes_of, checked
 from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
 from stoker.errors import ObjectNotFound, OriginError
-from stoker.wire.cache_api import ObjectInfo, ObjectPage, ObjectStat
+from stoker.wire.cache_api import ONLY, ObjectInfo, ObjectPage, ObjectStat
 
 
 class _Stat(NamedTuple):
@@ -190,10 +190,24 @@ class Metadata:
 
     async def refresh(self, bucket: Bucket, prefix: str) -> int:
         """Have the origin asked before anything under the prefix is served again here. Returns how many keys."""
+        only = prefix.endswith(ONLY)
+        prefix = prefix.removesuffix(ONLY)
         bucket.refreshes += 1
         bucket.refreshed.append((prefix, self._store.now_s()))
         self._lists.refresh(bucket.name, prefix)
+        if only:
+            self._store.forget(bucket.number, prefix)
+            return 1
         return await self._store.refresh(bucket.number, prefix)
+
+    async def wrote(self, bucket: Bucket, key: str, info: ObjectInfo | None) -> Known | None:
+        """An object was written, or (None) removed, at the origin: what is known of it now. From then on no server of
+        the fleet answers with what was there before; those that cannot be told are as soon as they can be."""
+        number = self._questions.number()
+        await self.refresh(bucket, key + ONLY)
+        known = None if info is None else self._learn(bucket, number, info, bucket.refreshes)
+        await self._fleet.refresh_all(bucket.name, key + ONLY)
+        return known
 
     def forget(self, known: Known) -> None:
         """That version is not there any more, unless another is known already."""

@@ -19,7 +19,7 @@ from stoker.cache.auth.tokens import TokenAuth, check_listen
 from stoker.cache.fleet.open import open_membership
 from stoker.cache.fleet.static import StaticMembership, as_listed
 from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
-from stoker.cache.origin.open import open_origin
+from stoker.cache.origin.open import open_origin, open_writable_origin
 from stoker.cache.server.added import AddedBuckets
 from stoker.cache.server.admin import Admin, FrontHits
 from stoker.cache.server.back import CacheBack
@@ -229,6 +229,7 @@ class CacheServer:
                 lambda url: open_origin(url, settings.environment),
                 self._clock,
                 self._rng.fork(2),
+                lambda url: open_writable_origin(url, settings.environment),
             )
             for name, spec in settings.buckets.items():
                 engine.add_bucket(name, spec)

@@ -31,6 +31,8 @@ class Call:
         self.answer = answer
         self.principal = principal
         self.hops = hops_of(request)
+        self.verified: list[tuple[str, str]] = []
+        """Checksums that the body was verified by, to be said again; once it has come."""
         self._body = body
         self._ids = answer_headers(request_id, host_id)
 
@@ -43,13 +45,25 @@ class Call:
             raise no_such_bucket(name)
         return found
 
+    def writable(self, engine: Engine, name: str) -> Bucket:
+        """A bucket that may be written to. Raises S3Refusal."""
+        bucket = self.bucket(engine, name)
+        if not self.principal.may_write(name):
+            raise S3Refusal("AccessDenied", f"Access Denied: this key may not write to the bucket {name!r}")
+        return bucket
+
+    @property
+    def body_bytes(self) -> int | None:
+        """Of the data that comes; None: nobody knows."""
+        return 0 if self.request.parts is None else self._body.size_bytes
+
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """The data of the body as it comes; it ends only once all of it is what its sender meant. Raises S3Refusal."""
         if self.request.parts is not None:
             async for raw in self.request.parts:
                 for part in self._body.feed(raw):
                     yield part
-        self._body.finish()
+        self.verified = list(self._body.finish().items())
 
     async def take_no_body(self) -> None:
         """See that there is none, and that it was signed as none. Raises S3Refusal."""

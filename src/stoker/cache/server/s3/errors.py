@@ -33,6 +33,13 @@ _OF_ERRORS: tuple[tuple[type[errors.StokerError], str], ...] = (
     (errors.AccessDenied, "AccessDenied"),
     (errors.ObjectNotFound, "NoSuchKey"),
     (errors.ObjectChanged, "PreconditionFailed"),
+    (errors.WriteDenied, "AccessDenied"),
+    (errors.OriginReadOnly, "AccessDenied"),
+    (errors.BadKey, "InvalidArgument"),
+    (errors.ObjectTooLarge, "EntityTooLarge"),
+    (errors.WrongBodyLength, "IncompleteBody"),
+    (errors.NoSuchUpload, "NoSuchUpload"),
+    (errors.WriteRefused, "ServiceUnavailable"),
     (errors.AnotherOrigin, "OperationAborted"),
     (errors.OriginError, "ServiceUnavailable"),
     (errors.CacheUnavailable, "ServiceUnavailable"),
@@ -75,6 +82,8 @@ def refusal_of(error: errors.StokerError) -> S3Refusal:
     """What an error of the rest of Stoker is in this dialect."""
     if isinstance(error, S3Refusal):
         return error
+    if isinstance(error, errors.BadParts) and error.code in STATUSES:
+        return S3Refusal(error.code, str(error))
     code = next(code for kind, code in _OF_ERRORS if isinstance(error, kind))
     return S3Refusal(code, str(error))
 

@@ -30,6 +30,8 @@ from stoker.cache.server.s3.call import Call
 from stoker.cache.server.s3.errors import error_answer, not_implemented, refusal_of
 from stoker.cache.server.s3.operations import operation_of
 from stoker.cache.server.s3.reading import Reading
+from stoker.cache.server.s3.uploads import Uploads
+from stoker.cache.server.s3.writing import Writing
 from stoker.errors import StokerError
 
 Handler = Callable[[Call, ops.Operation], Awaitable[None]]
@@ -54,7 +56,14 @@ class S3Face:
         self._settings = settings
         self._keys = SigningKeys()
         buckets, reading = Buckets(engine), Reading(engine, objects)
-        self._handlers: dict[type[ops.Operation], Handler] = {**buckets.handlers(), **reading.handlers()}
+        writing = Writing(engine)
+        uploads = Uploads(engine, writing)
+        self._handlers: dict[type[ops.Operation], Handler] = {
+            **buckets.handlers(),
+            **reading.handlers(),
+            **writing.handlers(),
+            **uploads.handlers(),
+        }
 
     def is_for(self, request: Request) -> bool:
         """Whether a request is of this dialect: a plain GET or HEAD of an object is of Stoker's own as well."""
@@ -67,8 +76,9 @@ class S3Face:
         request_id = token_hex(8).upper()
         try:
             head = _head_of(request)
-            principal, body = self._asker(request, head)
+            principal, proof = self._asker(request, head)
             operation = operation_of(head, self._settings.domains)
+            body = _body_of(head, proof, operation)
             handler = self._handlers.get(type(operation))
             if handler is None:
                 raise not_implemented(operation.name)
@@ -86,17 +96,14 @@ class S3Face:
         answer.data(said.body)
         answer.finish()
 
-    def _asker(self, request: Request, head: Head) -> tuple[Principal, Body]:
-        """Who asks, and how the body is to be read. Raises S3Refusal."""
-        proof = None
+    def _asker(self, request: Request, head: Head) -> tuple[Principal, Proof | None]:
+        """Who asks, and what was signed. Raises S3Refusal."""
         if is_signed(head):
             proof = verify(head, self._clock.wall(), self._credentials, self._keys)
-            principal = self._auth.principal_of_key(proof.access_key_id)
-        elif request.principal is UNPROVEN:
+            return self._auth.principal_of_key(proof.access_key_id), proof
+        if request.principal is UNPROVEN:
             raise S3Refusal("AccessDenied", "Access Denied: the request is not signed")
-        else:
-            principal = request.principal
-        return principal, _body_of(head, proof)
+        return request.principal, None
 
     def _credentials(self, access_key_id: str) -> Credentials | None:
         secret = self._auth.secret_of(access_key_id)
@@ -111,9 +118,11 @@ def _head_of(request: Request) -> Head:
     return Head(request.method, request.target, request.headers)
 
 
-def _body_of(head: Head, proof: Proof | None) -> Body:
+def _body_of(head: Head, proof: Proof | None, operation: ops.Operation) -> Body:
+    """How the body is to be read. Raises S3Refusal."""
+    are_its_own = not isinstance(operation, ops.CompleteMultipartUpload)
     if proof is not None:
-        return body_of(head.headers, proof.payload, proof.chunks)
+        return body_of(head.headers, proof.payload, proof.chunks, are_its_own)
     said = head.headers.get(b"x-amz-content-sha256")
     payload = Payload(PayloadMode.UNSIGNED) if said is None else payload_of(said.decode("latin-1"))
-    return body_of(head.headers, payload, None)
+    return body_of(head.headers, payload, None, are_its_own)
