@@ -48,13 +48,19 @@ def missing_tools() -> list[str]:
 
 
 def wrk(
-    url: str, seconds: int, connections: int, *headers: str, script: str = "", entry: Sequence[str] = ()
+    url: str,
+    seconds: int,
+    connections: int,
+    *headers: str,
+    script: str = "",
+    entry: Sequence[str] = (),
+    authorization: str = f"Bearer {TOKEN}",
 ) -> Asked:
     """Ask as fast as that goes; every answer must be a good one. `script`: a file in Lua; `entry`: what stands before
     the command."""
     program = find("wrk")
     assert program is not None
-    named = [part for header in (f"Authorization: Bearer {TOKEN}", *headers) for part in ("-H", header)]
+    named = [part for header in (f"Authorization: {authorization}", *headers) for part in ("-H", header)]
     command = [*entry, program, "-t1", "--latency", "--timeout", "30s", f"-c{connections}", f"-d{seconds}s"]
     command += [*named, *(["-s", script] if script else []), url]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
