@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import obstore
 from _common import parser, report
 from _s3 import KEYS, s3_server
 from _serving import serve
 from _web import TOKEN, cpu_s, missing_tools, wrk
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.config import Config
-from botocore.credentials import Credentials
+from botocore.auth import S3SigV4Auth  # type: ignore[import-untyped]
+from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.credentials import Credentials  # type: ignore[import-untyped]
 from obstore.store import S3Store
 
 SMALL_BYTES, LARGE_BYTES, PUT_BYTES = 10 * 1024, 64 << 20, 8 << 20

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import boto3
 import obstore
@@ -314,6 +314,26 @@ def test_what_is_not_signed_is_refused(here: Here) -> None:
         with pytest.raises(ClientError) as caught:
             call()
         assert code_of(caught)[0] in (401, 403)
+
+
+def test_what_looks_like_a_signature_in_a_prefix_is_none(here: Here) -> None:
+    """Servers of a fleet ask each other for lists of whatever prefix somebody asked for."""
+    for prefix in ("X-Amz-Signature=", "X-Amz-3", "&X-Amz-Signature=1"):
+        target = f"/-/list/data?prefix={quote(prefix, safe='=&') if prefix[0] != '&' else prefix}"
+        assert ask(here, "GET", target, {"Authorization": "Bearer the-token"})[0] == 200
+    assert here.boto3().list_objects_v2(Bucket="data", Prefix="X-Amz-Signature=")["KeyCount"] == 0
+
+
+def test_a_range_of_another_version_is_not_sent(here: Here) -> None:
+    request = AWSRequest(
+        "GET", f"{here.url}/data/big.bin", headers={"Range": "bytes=1-2", "If-Range": '"other"'}
+    )
+    S3SigV4Auth(Credentials(ACCESS, SECRET), "s3", "eu-west-3").add_auth(request)
+    assert send(here, request) == (200, BIG)
+
+
+def test_a_query_of_very_many_fields_is_refused_unread(here: Here) -> None:
+    assert ask(here, "GET", "/data/x?X-Amz-Signature=1" + "&a" * 5000, {})[0] == 400
 
 
 def test_obstore_reads_and_lists(here: Here) -> None:

@@ -25,7 +25,9 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
+from stoker.cache.client.client import CacheClient
 from tests.e2e.cache_helpers import served
+from tests.e2e.run_helpers import wait_for
 from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
 pytestmark = pytest.mark.real
@@ -83,7 +85,15 @@ def fleet(folder: Path, origin: str) -> Iterator[Here]:
         served(folder / "one", buckets, *options, environment=KEYS) as one,
         served(folder / "two", buckets, *options, environment=KEYS) as two,
     ):
+        for server in (one, two):
+            with CacheClient(server.url, "fleet-token") as client:
+                wait_for(lambda client=client: members(client) == 2, 30, why="the fleet")
         yield Here([one.url, two.url], origin)
+
+
+def members(client: CacheClient) -> int:
+    fleet = client.status().fleet
+    return 0 if fleet is None else len(fleet.members)
 
 
 def code_of(caught: pytest.ExceptionInfo[ClientError]) -> tuple[int, str]:

@@ -25,6 +25,7 @@ from stoker.train.checkpoints import slots
 from stoker.train.checkpoints.checkpointer import Checkpointer
 from stoker.train.checkpoints.copying import Copy
 from stoker.train.checkpoints.due import Due
+from stoker.train.checkpoints.memory import MemorySlots
 from stoker.train.checkpoints.slots import all_slots
 from stoker.train.checkpoints.snapshots import SlotSnapshots
 from stoker.train.checkpoints.storage_port import Loaded, RunStorage
@@ -551,6 +552,82 @@ def test_the_last_state_of_a_run_is_kept_whether_it_was_due_or_not(
     stored = RunStorage(url, keep=2).newest()
     assert newest(node) == (5 if saver == "1" else 3)
     assert (stored[0] if stored is not None else None) == (None if saver == "1" else 5)
+
+
+@pytest.mark.parametrize("saver", ["1", "0"])
+@pytest.mark.parametrize("undo_steps", [False, True])
+def test_what_came_after_the_last_commit_is_not_kept(
+    node: Path, tmp_path: Path, saver: str, undo_steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SAVER", saver)
+    url = str(tmp_path / "c")
+
+    def run(*, steps_on: bool) -> None:
+        begin_anew()
+        checkpointer = Checkpointer(url, every_s=None, every_commits=100)
+        state = make(checkpointer=checkpointer, undo_steps=undo_steps)
+
+        @elastic
+        def train(state: State) -> None:
+            state.epoch = 1
+            step(state)
+            state.epoch = 2
+            if steps_on:
+                state.model(torch.randn(4, 2)).sum().backward()
+                state.optimizer.step()
+
+        train(state)
+
+    def kept() -> list[tuple[int, int]]:
+        stored, image = RunStorage(url, keep=2).newest(), newest_in_memory(node, "run-1")
+        found = [(stored.commits, stored.state["values"]["epoch"])] if stored is not None else []
+        return found + ([(image.commits, image.state()["values"]["epoch"])] if image is not None else [])
+
+    run(steps_on=True)
+    assert kept() == [], "parameters are not as they were at the commit"
+    run(steps_on=False)
+    assert kept() == [(1, 1)]
+
+
+def test_a_run_that_was_over_writes_nothing_anew(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SAVER", "0")
+    folder = tmp_path / "c"
+    written = []
+    for _ in range(3):
+        begin_anew()
+        state = make(checkpointer=Checkpointer(str(folder), every_s=None, every_commits=100, in_memory=False))
+
+        @elastic
+        def train(state: State) -> None:
+            if state.commits == 0:
+                step(state)
+
+        train(state)
+        written.append([(path.name, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())])
+    assert written[0] == written[1] == written[2]
+    assert [name for name, _ in written[0]] == ["step-000000000001"]
+
+
+def test_where_the_last_snapshot_cannot_be_taken_the_storage_is_written_to(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SAVER", "1")
+    url = str(tmp_path / "c")
+    state = make(checkpointer=Checkpointer(url, every_s=None, every_commits=100))
+    monkeypatch.setattr(
+        MemorySlots, "_begin", lambda *_: (_ for _ in ()).throw(EnvironmentProblem("it is full"))
+    )
+
+    @elastic
+    def train(state: State) -> None:
+        step(state)
+
+    train(state)
+    stored = RunStorage(url, keep=2).newest()
+    assert stored is not None
+    assert stored.commits == 1
 
 
 def test_the_last_snapshot_waits_for_the_one_under_way_and_for_who_reads(

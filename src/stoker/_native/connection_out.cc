@@ -57,6 +57,7 @@ bool Connection::is_limited() const { return rate_.is_limited() || front_.egress
 
 void Connection::say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing) {
   const uint64_t size = bytes.size();
+  owes_continue_ = false;  // it would stand in the answer
   if (size < 4096 && !passing) put_text(bytes, is_data);
   else put(Piece{std::move(bytes), nullptr, 0, size, is_data, nullptr, std::move(passing)});
 }

@@ -141,13 +141,18 @@ bool Index::learn(uint16_t bucket, std::string_view key, std::string_view versio
                   uint32_t now_s, std::string_view attributes) {
   std::string said(version);
   if (!attributes.empty()) (said += BEFORE_ATTRIBUTES) += attributes;
-  if (key.empty() || key.size() > UINT16_MAX || said.size() > UINT16_MAX)
-    throw FileProblem("a name is too long, or empty", 0);
-  if (version.find(BEFORE_ATTRIBUTES) != std::string_view::npos) throw FileProblem("a version has no NUL", 0);
+  if (key.empty() || key.size() > UINT16_MAX) throw FileProblem("a name is too long, or empty", 0);
   const Hash128 id = identity(bucket, key);
   Shard& shard = shard_of(id);
   const Lock lock(shard.mutex);
   uint32_t number = shard.find(id);
+  if (said.size() > UINT16_MAX || version.find(BEFORE_ATTRIBUTES) != std::string_view::npos) {
+    if (number != NONE) {  // what it was is not true any more
+      drop_object(shard, number);
+      append_gone(Kind::gone, bytes_of(GoneRecord{id}));
+    }
+    throw FileProblem("a version is too long, or has a NUL", 0);
+  }
   if (number != NONE) {
     Object& object = shard.at(number);
     const bool was_absent = object.flags & Object::ABSENT;

@@ -114,9 +114,14 @@ bool canonical(const Head& head, std::string_view names, std::string& text) {
 }  // namespace
 
 bool is_signed(const Head& head) {
-  if (head.authorization.substr(0, 4) == "AWS4") return true;
-  const size_t query = head.target.find('?');
-  return query != std::string_view::npos && head.target.find("X-Amz-", query) != std::string_view::npos;
+  if (!head.authorization.empty()) return head.authorization.substr(0, 4) == "AWS4";
+  static constexpr std::string_view NAME = "X-Amz-Signature=";
+  size_t at = head.target.find('?');
+  while (at != std::string_view::npos) {
+    if (head.target.substr(at + 1, NAME.size()) == NAME) return true;
+    at = head.target.find('&', at + 1);
+  }
+  return false;
 }
 
 int Signatures::principal(const Rules& rules, const Head& head, int64_t now_s) {

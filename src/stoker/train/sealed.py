@@ -27,6 +27,10 @@ class Sealed(Protocol):
 
     def export(self) -> dict[str, Any]: ...
 
+    def export_committed(self) -> dict[str, Any] | None:
+        """As `export` was at the last commit; None where parameters are not as they were then."""
+        ...
+
     def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
         """Take over what `export` gave, but for these parts of it."""
         ...

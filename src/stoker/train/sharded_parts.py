@@ -18,6 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from stoker.train.checkpoints.storage_port import RunStorage
 from stoker.train.dtensors import Target
 from stoker.train.sharded_storage import StoredParts
 from stoker.train.sharded_wire import (
@@ -124,6 +125,11 @@ class ShardedParts:
         if self._stored is None:
             return False
         return self._stored.save(self._models, commits, dist.get_rank(), self._device, wrote)
+
+    def remove_older(self, storage: RunStorage) -> None:
+        """Those whose checkpoints are gone."""
+        if self._stored is not None:
+            self._stored.remove_older(storage, len(self._models))
 
     def store_in(self, stored: StoredParts) -> None:
         """Where a run's checkpoints are."""

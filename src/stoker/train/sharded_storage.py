@@ -16,6 +16,7 @@ import torch
 from stoker.errors import EnvironmentProblem, StokerError
 from stoker.train.checkpoints.dcp_read import Slice
 from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.train.checkpoints.storage_port import RunStorage
 from stoker.train.dtensors import Box
 from stoker.train.packing import Described
 from stoker.train.sharded_wire import Part, broadcast_bytes, gather_bytes
@@ -32,8 +33,7 @@ class StoredParts:
 
     def __init__(self, url: str, keep: int) -> None:
         self._url = url
-        self._keep = keep + 1
-        """One more than of the State's own, which may fail to be written."""
+        self._keep = keep
         self._storages: dict[int, CheckpointStorage] = {}
 
     def has(self, commits: int, number: int) -> bool:
@@ -79,10 +79,20 @@ class StoredParts:
         if not problem and rank == 0:
             try:
                 names = [piece.name for piece in image.pieces]
-                storage.finish(commits, world_size, image.plain, names, attempt, lambda size_bytes: wrote())
-            except EnvironmentProblem as error:
+                storage.finish(
+                    commits,
+                    world_size,
+                    image.plain,
+                    names,
+                    attempt,
+                    lambda size_bytes: wrote(),
+                    forgets=False,
+                )
+            except StokerError as error:
                 problem = str(error)
         if problem:
+            if rank == 0:  # all are through with it by now
+                storage.give_up(commits, attempt)
             log.error("the pieces at commit %d are not written: %s", commits, problem)
         return not problem
 
@@ -108,6 +118,16 @@ class StoredParts:
             if part.name in held:
                 target.fill(held[part.name], target.box)
         model.load(plain, targets)
+
+    def remove_older(self, storage: RunStorage, models: int) -> None:
+        """Those that are older than the oldest of the State's own checkpoints."""
+        try:
+            oldest = storage.oldest()
+        except StokerError as error:
+            log.warning("older pieces are not removed: %s", error)
+            return
+        for number in range(models if oldest is not None else 0):
+            self._storage(number).remove_older(oldest or 0)
 
     def _storage(self, number: int) -> CheckpointStorage:
         if number not in self._storages:

@@ -300,6 +300,21 @@ class State:
         }
         return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
 
+    def export_committed(self) -> dict[str, Any] | None:
+        """As `export` was at the last commit: values, objects and how far loaders had come are those that were put
+        aside then. None where parameters are not as they were."""
+        if self._stepped or self._in_doubt or not self._seal.is_there:
+            return None
+        every = (
+            self._contents.export()
+            | self._seal.put_aside()
+            | {
+                "random": random_states(session().rank, self._runtime.device),
+                "world": {"size": self._changes.committed_size, "exact": self._exact.export()},
+            }
+        )
+        return {kind: normalised(held, f"state[{kind!r}]") for kind, held in every.items()}
+
     def load(self, state: dict[str, Any], but: Collection[str] = ()) -> None:
         """Take over an exported state `but` for such parts, each tensor on the device of its own. The random generators
         stay this rank's own; see `restore_random`. Raises ConfigError when it is another script's."""

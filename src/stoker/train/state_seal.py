@@ -63,6 +63,10 @@ class Seal:
         if self._steps is not None:
             self._steps.renew()
 
+    def put_aside(self) -> dict[str, Any]:
+        """Values, objects and positions of the last commit, as `State.export` names them."""
+        return {"values": self._values, "objects": self._objects, "positions": self.positions}
+
     def put_back(self, *, undo_step: bool) -> None:
         """Undo what happened since; gradients are dropped. Parameters stay, unless they are kept as well and are to be
         undone."""

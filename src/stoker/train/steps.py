@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -129,24 +130,32 @@ class Steps:
         is_written = self.sharded.save(commits, wrote)
         live.progress = progress
         self._saving_s += time.perf_counter() - began
-        if is_written and live.rank == 0 and storage is not None:
-            self._save(storage, commits, state)
+        if (
+            is_written
+            and live.rank == 0
+            and storage is not None
+            and self._save(storage, commits, state.export())
+        ):
+            self.sharded.remove_older(storage)
 
     def _checkpoint(self, checkpointer: Checkpointer, commits: int, state: Sealed) -> None:
         is_due = checkpointer.is_due(commits)
         writes = self._live.rank == 0 and not checkpointer.is_behind
         if is_due and writes and checkpointer.storage is not None:
-            self._save(checkpointer.storage, commits, state)
+            self._save(checkpointer.storage, commits, state.export())
         if self._local_rank == 0:
             began = time.perf_counter()
             checkpointer.snapshot(commits, state, is_due=is_due)
             self._saving_s += time.perf_counter() - began
-            if (news := checkpointer.news()) is not None:
-                text, is_good = news
-                words = f"at commit {commits}" if is_good else text
-                self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
+            self._tell_news(checkpointer, commits)
 
-    def _save(self, storage: RunStorage, commits: int, state: Sealed) -> None:
+    def _tell_news(self, checkpointer: Checkpointer, commits: int) -> None:
+        if (news := checkpointer.news()) is not None:
+            text, is_good = news
+            words = f"at commit {commits}" if is_good else text
+            self._link.remark(Remark("snapshot-taken-again" if is_good else "snapshot-failed", words))
+
+    def _save(self, storage: RunStorage, commits: int, exported: dict[str, Any]) -> bool:
         """A checkpoint that cannot be written is in the event log: who needs it may have to come from far back."""
         before = storage.problem
         live, progress = self._live, self._live.progress
@@ -155,7 +164,7 @@ class Steps:
             live.progress += 1  # a beat says so, else a rank that writes for minutes would be taken for hung
 
         began = time.perf_counter()
-        written = storage.save(commits, state.export(), wrote)
+        written = storage.save(commits, exported, wrote)
         self._saving_s += time.perf_counter() - began
         live.progress = progress  # comparable with the other ranks' again
         if written:
@@ -164,6 +173,7 @@ class Steps:
             self._link.remark(Remark("checkpoint-failed", storage.problem))
         elif before:
             self._link.remark(Remark("checkpoint-written-again", f"at commit {commits}"))
+        return written
 
     def tell_time_spent(self) -> None:
         """Have the job know where this worker's time went, as far as its loaders and checkpoints know."""
@@ -236,21 +246,30 @@ class Steps:
             self._ledger.read(self._live, self._link.core.commits + 1, batch)
 
     def keep_last(self, state: Sealed) -> None:
-        """The function has returned: its last state is kept where there is a storage, whether one was due or not. While
-        the job still answers, which knows how far shards were read."""
+        """The function has returned: the state of its last commit is kept where there is a storage, whether one was due
+        or not. Raises WorldChanged where it is to be called again."""
         checkpointer, commits = self._checkpointer, self._link.core.commits
-        is_kept = checkpointer is None or checkpointer.storage is None or commits == self._written_at
-        if (
-            checkpointer is not None
-            and not is_kept
-            and self.sharded.is_empty
-            and state.stands_at_commit
-            and commits
-        ):
-            if not checkpointer.is_behind and self._live.rank == 0 and checkpointer.storage is not None:
-                self._save(checkpointer.storage, commits, state)
-            elif checkpointer.is_behind and self._local_rank == 0:
-                checkpointer.snapshot_last(commits, state, self._settings.timeout_s)
+        if checkpointer is None or checkpointer.storage is None or not self.sharded.is_empty:
+            return
+        if commits in (0, self._written_at) or (self._local_rank != 0 and self._live.rank != 0):
+            return
+        exported = state.export_committed()
+        if exported is None:
+            return
+        if checkpointer.is_behind and self._local_rank == 0:
+            live, progress = self._live, self._live.progress
+
+            def wait() -> None:
+                live.progress += 1  # who waits for a saver is not hung
+                self._link.check()
+
+            try:
+                checkpointer.snapshot_last(commits, exported, state, self._settings.timeout_s, wait)
+            finally:
+                live.progress = progress
+            self._tell_news(checkpointer, commits)
+        if not checkpointer.is_behind and self._live.rank == 0 and not checkpointer.storage.has(commits):
+            self._save(checkpointer.storage, commits, exported)
 
     def close(self) -> None:
         """No step will come any more."""

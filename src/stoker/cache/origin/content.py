@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
-USER_PREFIX = "x-amz-meta-"
+_USER_NAME = re.compile("x-amz-meta-[!#$%&'*+.^_`|~a-z0-9-]+")
 HEADERS_BYTES_MAX = 4096
 """Of all of an object's together; S3 takes 2 KiB of the user's own."""
 _NAMES = frozenset(
@@ -27,7 +28,7 @@ def content_headers(fields: Iterable[tuple[str, str]]) -> tuple[tuple[str, str],
     found = sorted(
         (name, value)
         for name, value in fields
-        if (name in _NAMES or name.startswith(USER_PREFIX)) and _is_sayable(name) and _is_sayable(value)
+        if (name in _NAMES or _USER_NAME.fullmatch(name)) and _is_sayable(value)
     )
     size_bytes = sum(len(name) + len(value) for name, value in found)
     return tuple(found) if size_bytes <= HEADERS_BYTES_MAX else ()

@@ -3,18 +3,24 @@ sends as they are. Pure."""
 
 from __future__ import annotations
 
+import re
 from email.utils import formatdate
 
 from stoker.wire.cache_api import ObjectInfo
 
 ATTRIBUTES_BYTES_MAX = 6144
+_LINE = re.compile(
+    "(Last-Modified|cache-control|content-(disposition|encoding|language|type)|expires|x-amz-meta-[!#$%&'*+.^_`|~a-z0-9-]+)"
+    ": [ -~]*"
+)
+"""No peer can say anything else in the answers of another."""
 _TIMES = range(253402300800)
 """Seconds since 1970, until the year 9999."""
 CONTENT_TYPE = "application/octet-stream"
 
 
 def attributes_of(info: ObjectInfo) -> str:
-    """The lines for an object, each with its end; none for an absent one."""
+    """The lines for an object, each with its end."""
     modified_s = int(info.modified_s)
     lines = [f"Last-Modified: {http_date(modified_s)}"] if modified_s in _TIMES else []
     lines += [f"{name}: {value}" for name, value in info.headers]
@@ -31,7 +37,7 @@ def checked(attributes: str) -> str:
     if len(attributes) > ATTRIBUTES_BYTES_MAX or not attributes.isascii():
         return ""
     lines = attributes.split("\r\n")
-    is_whole = lines[-1] == "" and all(line.isprintable() and ": " in line for line in lines[:-1])
+    is_whole = lines[-1] == "" and all(_LINE.fullmatch(line) for line in lines[:-1])
     return attributes if is_whole else ""
 
 

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,8 +89,6 @@ class Checkpointer:
         self._due = Due(every_s, every_commits, time.monotonic())
         self._owes = False
         """A snapshot was due while the last one was still under way."""
-        self._taken_at = -1
-        """Commits of the newest snapshot that was begun."""
         self.source = ""
         """What the state was loaded from; empty: from nothing."""
         self._is_room_made = False
@@ -166,23 +165,36 @@ class Checkpointer:
             self._is_room_made = True
             slots.prepare(image)
         if self._owes:
-            skipped = slots.skipped
             self._owes = not slots.take(image, _stable(state, image))
-            if not self._owes and slots.skipped == skipped:
-                self._taken_at = commits
 
-    def snapshot_last(self, commits: int, state: Sealed, limit_s: float) -> None:
+    def snapshot_last(
+        self, commits: int, exported: dict[str, Any], state: Sealed, limit_s: float, wait: Callable[[], None]
+    ) -> None:
         """At the end of a run: its last state, unless there is a snapshot of it. Waits until the one under way is done
-        and a slot is free, which may be read by a saver, no longer than `limit_s`; and until it is whole."""
+        and a slot is free, which may be read by a saver, no longer than `limit_s`; and until it is whole. `wait` is
+        called in between, and may raise."""
         deadline = time.monotonic() + limit_s
         slots = self._open()
-        while slots is not None and commits != self._taken_at and time.monotonic() < deadline:
+        if slots is None:
+            return
+        image = image_of(commits, exported)
+        while True:
             slots.finish()
-            self.snapshot(commits, state, is_due=True)
-            if commits != self._taken_at:
+            wait()
+            if slots.whole_at == commits:
+                return
+            if time.monotonic() >= deadline:
+                log.warning(
+                    "the last state, of commit %d, is not kept: no slot was free for %g s", commits, limit_s
+                )
+                return
+            failed = slots.failed
+            slots.take(image, _stable(state, image))
+            slots.finish()
+            if slots.failed != failed:
+                return
+            if slots.whole_at != commits:
                 time.sleep(LAST_AGAIN_S)
-        if slots is not None:
-            slots.finish()
 
     def settle(self) -> None:
         """Parameters are about to be changed, by an optimizer or by a state that is loaded."""

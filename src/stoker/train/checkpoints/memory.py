@@ -68,6 +68,8 @@ class MemorySlots:
         self.overlaps = overlaps
         self.taken = self.skipped = self.failed = self.void = 0
         """Snapshots: that are whole, for which no slot was free, that could not be written, that were changed."""
+        self.whole_at = -1
+        """Commits of the newest that is whole."""
         self.problem = ""
         """Why the newest snapshot is not there; empty: it is."""
         self._run = run_digest(run_id)
@@ -197,6 +199,7 @@ class MemorySlots:
             if copy.look(settled=True):
                 slot.write_header(header._replace(state=COMPLETE))
                 self.taken += 1
+                self.whole_at = header.commits
                 self.problem = ""
                 log.debug("snapshot of commit %d in %s", header.commits, slot.path)
             else:

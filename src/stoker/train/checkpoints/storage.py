@@ -121,10 +121,13 @@ class CheckpointStorage:
         names: Sequence[str],
         attempt: str,
         wrote: Wrote = lambda size_bytes: None,
+        *,
+        forgets: bool = True,
     ) -> Manifest:
         """By one of the ranks, when all have written their pieces: makes them one checkpoint.
 
-        `plain` and `names` of the pieces are those of the image whose pieces they are. Raises EnvironmentProblem, also
+        `plain` and `names` of the pieces are those of the image whose pieces they are; where it `forgets`, older ones
+        go as after `write`. Raises EnvironmentProblem, also
         where a rank's pieces are missing.
         """
         directory = self._begin(commits, attempt)
@@ -149,8 +152,29 @@ class CheckpointStorage:
         for rank in range(world_size):
             self._place.drop(directory, _part_name(rank))
         manifest, name = self._publish(commits, directory, attempt, world_size, written, wrote)
-        self._forget_old(commits, name)
+        if forgets:
+            self._forget_old(commits, name)
         return manifest
+
+    def give_up(self, commits: int, attempt: str) -> None:
+        """Remove what ranks have written of an attempt that failed; none of them is at work."""
+        try:
+            self._remove(self._begin(commits, attempt))
+        except EnvironmentProblem as error:
+            log.warning("what was written of commit %d to %s is not removed: %s", commits, self.shown, error)
+
+    def remove_older(self, commits: int) -> None:
+        """Remove what is of fewer commits than that, whole or not, and nobody writes to any more."""
+        try:
+            names = list(self._place.list())
+        except EnvironmentProblem as error:
+            log.warning("older checkpoints are not removed: %s", error)
+            return
+        for directory in names:
+            left = _LEFT.match(directory)
+            of = commits_of(left[1] if left else directory)
+            if of is not None and of < commits:
+                self._remove(directory)
 
     def _write(self, directory: str, rank: int, pieces: Sequence[Piece], wrote: Wrote) -> Written:
         from stoker.train.checkpoints.dcp_write import write_pieces

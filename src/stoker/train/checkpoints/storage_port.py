@@ -58,6 +58,18 @@ class RunStorage:
         image = self._storage.read_newest()
         return _loaded(image.commits, image.state()) if image is not None else None
 
+    def has(self, commits: int) -> bool:
+        """Whether its newest checkpoint is of that commit, as far as can be seen."""
+        try:
+            found = self._storage.newest()
+        except EnvironmentProblem:
+            return False
+        return found is not None and found[0] == commits
+
+    def oldest(self) -> int | None:
+        """The commits of the oldest checkpoint that is kept. Raises EnvironmentProblem."""
+        return next((held.commits for held in self._storage.held() if not held.is_torn), None)
+
     def save(self, commits: int, state: dict[str, Any], wrote: Callable[[], None] = lambda: None) -> bool:
         """Write one; a full or failing storage costs the checkpoint, not the run.
 

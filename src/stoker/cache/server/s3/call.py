@@ -67,8 +67,9 @@ class Call:
 
     async def take_no_body(self) -> None:
         """See that there is none, and that it was signed as none. Raises S3Refusal."""
-        if self.request.parts is None:
-            self._body.finish()
+        if self.request.parts is not None:
+            raise S3Refusal("InvalidRequest", "This request has no body")
+        self._body.finish()
 
     async def document(self, bytes_max: int) -> bytes:
         """A body that is a document. Raises S3Refusal."""

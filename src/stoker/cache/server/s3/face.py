@@ -18,7 +18,7 @@ from stoker.cache.auth.sigv4 import (
     verify,
 )
 from stoker.cache.auth.sigv4_body import Body, body_of
-from stoker.cache.auth.sigv4_canonical import Head
+from stoker.cache.auth.sigv4_canonical import Head, query_fields
 from stoker.cache.auth.tokens import UNPROVEN, Principal, TokenAuth
 from stoker.cache.origin.s3_signing import Credentials
 from stoker.cache.server.engine import Engine
@@ -34,6 +34,23 @@ from stoker.cache.server.s3.uploads import Uploads
 from stoker.cache.server.s3.writing import Writing
 from stoker.errors import StokerError
 
+_FIELDS_MAX = 256
+_FIELDS = frozenset(
+    (
+        *(
+            b"list-type",
+            b"delimiter",
+            b"encoding-type",
+            b"location",
+            b"marker",
+            b"max-keys",
+            b"prefix",
+            b"versioning",
+        ),
+        *(b"delete", b"partNumber", b"uploadId", b"uploads", b"versionId", b"versions", b"x-id"),
+    )
+)
+"""Of queries."""
 Handler = Callable[[Call, ops.Operation], Awaitable[None]]
 
 
@@ -66,15 +83,26 @@ class S3Face:
         }
 
     def is_for(self, request: Request) -> bool:
-        """Whether a request is of this dialect: a plain GET or HEAD of an object is of Stoker's own as well."""
-        path, question, _ = request.target.partition(b"?")
-        is_plain = not question and request.method in ("GET", "HEAD") and b"/" in path[1:-1]
-        return not is_plain or is_signed(_head_of(request)) or self._is_virtual(request)
+        """Whether a request is of this dialect: if it is signed, or says something that only S3 has. Others are
+        Stoker's own."""
+        if (
+            request.target.count(b"&") > _FIELDS_MAX
+            or request.principal is UNPROVEN
+            or is_signed(_head_of(request))
+            or self._is_virtual(request)
+        ):
+            return True
+        if any(name.startswith(b"x-amz-") for name in request.headers):
+            return True
+        _, question, query = request.target.partition(b"?")
+        return bool(question) and any(name in _FIELDS for name, _ in query_fields(query))
 
     async def answer(self, request: Request, answer: Answer) -> None:
         """Raises ConnectionAbortedError if an answer that has begun cannot be completed."""
         request_id = token_hex(8).upper()
         try:
+            if request.target.count(b"&") > _FIELDS_MAX:
+                raise S3Refusal("InvalidURI", f"A query has at most {_FIELDS_MAX} fields here.")
             head = _head_of(request)
             principal, proof = self._asker(request, head)
             operation = operation_of(head, self._settings.domains)

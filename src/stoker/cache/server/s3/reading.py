@@ -73,7 +73,8 @@ class Reading:
         if outcome is Outcome.NOT_MODIFIED:
             call.reply(304, [(name, value) for name, value in headers if name in ("ETag", "Last-Modified")])
             return
-        part = _part(operation, known)
+        is_other = call.request.header(b"if-range") not in (None, etag_of(known.version))
+        part = None if is_other and not operation.part_number else _part(operation, known)
         size_bytes = known.size_bytes
         status = 200
         if part is not None or operation.part_number:
