@@ -15,8 +15,8 @@ Wrap = Callable[[torch.nn.Module], DistributedDataParallel]
 
 class _Wrapped(NamedTuple):
     by: DistributedDataParallel
-    trained: list[bool]
-    """Which of its parameters it reduces gradients of."""
+    trained: set[int]
+    """Which of its parameters it reduces gradients of, by their ids: some libraries change their order."""
 
 
 class Wrappers:
@@ -32,7 +32,7 @@ class Wrappers:
 
         Raises ConfigError for a module that the State does not hold.
         """
-        trained = [parameter.requires_grad for parameter in module.parameters()]
+        trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
         known = self._wrapped.get(id(module))
         if known is None or known.trained != trained:
             self._check_held(module)
