@@ -84,7 +84,7 @@ class ObstoreOrigin:
     async def open(self, key: str, stop: int) -> Opened:
         found = await self._ask(key, 0, stop)
         if found is not None:
-            info = ObjectInfo(key, found.size_bytes, found.version, found.modified_s, found.headers)
+            info = ObjectInfo(key, found.size_bytes, found.version, found.modified_s)
             return Opened(info, await begun(self._counted(key, found)))
         self.counters.requests += 1
         try:
