@@ -52,7 +52,7 @@ HELD_BLOCKS_MAX = 4096
 LIST_LIMIT_MAX = 10_000
 
 
-class ObjectInfo(msgspec.Struct, frozen=True):
+class ObjectInfo(msgspec.Struct, frozen=True, eq=False):
     """One object as the origin describes it. `version` names its content. `modified_s`: when it was written, seconds
     since 1970; 0: nobody knows. `headers`: what the origin says of its content (its type, the user's own `x-amz-meta-`
     fields); lists do not tell them."""
@@ -62,6 +62,15 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     version: str
     modified_s: float = 0.0
     headers: tuple[tuple[str, str], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same content; not every answer of an origin tells the rest."""
+        if not isinstance(other, ObjectInfo):
+            return NotImplemented
+        return (self.key, self.size_bytes, self.version) == (other.key, other.size_bytes, other.version)
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.size_bytes, self.version))
 
 
 class ObjectPage(msgspec.Struct, frozen=True):
