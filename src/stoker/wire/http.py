@@ -14,8 +14,10 @@ KEY_BYTES_MAX = 4096
 REASONS = {
     200: "OK", 201: "Created", 204: "No Content", 206: "Partial Content", 304: "Not Modified",
     400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-    408: "Request Timeout", 409: "Conflict", 412: "Precondition Failed", 413: "Content Too Large",
+    408: "Request Timeout", 409: "Conflict", 411: "Length Required", 412: "Precondition Failed",
+    413: "Content Too Large",
     416: "Range Not Satisfiable", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
+    501: "Not Implemented",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 
