@@ -62,18 +62,6 @@ class WritableFsspecOrigin(StagedOrigin, FsspecOrigin):
     async def describe(self, key: str) -> Described:
         return Described(await self.stat(key), NO_ATTRIBUTES)
 
-    async def put(
-        self,
-        key: str,
-        parts: AsyncIterable[Part],
-        size_bytes: int | None = None,
-        *,
-        attributes: Attributes = NO_ATTRIBUTES,
-        if_match: str | None = None,
-        if_none_match: bool = False,
-    ) -> ObjectInfo:
-        return await self._put(key, parts, size_bytes, attributes, if_match, if_none_match)
-
     async def _put(
         self,
         key: str,

@@ -14,7 +14,6 @@ from stoker.cache.origin.port import Part, not_found
 from stoker.cache.origin.staged_origin import StagedOrigin
 from stoker.cache.origin.staged_uploads import StagedUploads
 from stoker.cache.origin.writing_port import (
-    NO_ATTRIBUTES,
     Attributes,
     Capabilities,
     Described,
@@ -54,18 +53,6 @@ class WritableLocalOrigin(StagedOrigin, LocalOrigin):
     async def describe(self, key: str) -> Described:
         self.counters.requests += 1
         return await self._writer.call(key, lambda: self._describe(key))
-
-    async def put(
-        self,
-        key: str,
-        parts: AsyncIterable[Part],
-        size_bytes: int | None = None,
-        *,
-        attributes: Attributes = NO_ATTRIBUTES,
-        if_match: str | None = None,
-        if_none_match: bool = False,
-    ) -> ObjectInfo:
-        return await self._put(key, parts, size_bytes, attributes, if_match, if_none_match)
 
     async def _put(
         self,

@@ -67,18 +67,6 @@ class WritableMemoryOrigin(StagedOrigin):
         known = self._attributes.get(key)
         return Described(info, known[1] if known is not None and known[0] == info else NO_ATTRIBUTES)
 
-    async def put(
-        self,
-        key: str,
-        parts: AsyncIterable[Part],
-        size_bytes: int | None = None,
-        *,
-        attributes: Attributes = NO_ATTRIBUTES,
-        if_match: str | None = None,
-        if_none_match: bool = False,
-    ) -> ObjectInfo:
-        return await self._put(key, parts, size_bytes, attributes, if_match, if_none_match)
-
     async def _put(
         self,
         key: str,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from stoker.cache.origin.content import content_headers, seconds_of
+from stoker.cache.origin.content import seconds_of
 from stoker.cache.origin.http_gets import Connection, HttpGets
 from stoker.cache.origin.s3_signing import Credentials, Signer, is_plain
 from stoker.errors import OriginError
@@ -21,8 +21,8 @@ _DIGITS_MAX = 18
 class Found(NamedTuple):
     """What an answer says, and what it came on; `status` is 206, 404, 412 or 416, and only 206 has a body for us.
 
-    `start` and `stop`: the bytes of the object that come, which has `size_bytes` in all. `modified_s` and `headers`:
-    see ObjectInfo.
+    `start` and `stop`: the bytes of the object that come, which has `size_bytes` in all. `modified_s`: see
+    ObjectInfo.
     """
 
     status: int
@@ -32,7 +32,6 @@ class Found(NamedTuple):
     stop: int = 0
     size_bytes: int = 0
     modified_s: float = 0.0
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 class DirectReads:
@@ -116,7 +115,7 @@ def _found(head: ResponseHead, connection: Connection) -> Found | None:
         return None
     modified_s = seconds_of(fields.get("last-modified", ""))
     span_and_size = int(first), int(last) + 1, int(size)
-    found = Found(206, connection, version, *span_and_size, modified_s, content_headers(fields.items()))
+    found = Found(206, connection, version, *span_and_size, modified_s)
     return found if connection.length_bytes == found.stop - found.start else None
 
 

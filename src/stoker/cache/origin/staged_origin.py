@@ -21,10 +21,23 @@ from stoker.wire.cache_api import ObjectInfo
 
 
 class StagedOrigin:
-    """Mixed into an origin that has `url`, `put`, `delete`, and `_uploads`."""
+    """Mixed into an origin that has `url`, `_put`, `delete`, and `_uploads`."""
 
     url: str
     _uploads: StagedUploads
+
+    async def put(
+        self: Any,
+        key: str,
+        parts: AsyncIterable[Part],
+        size_bytes: int | None = None,
+        *,
+        attributes: Attributes = NO_ATTRIBUTES,
+        if_match: str | None = None,
+        if_none_match: bool = False,
+    ) -> ObjectInfo:
+        info: ObjectInfo = await self._put(key, parts, size_bytes, attributes, if_match, if_none_match)
+        return info
 
     async def delete_many(self: Any, keys: Sequence[str]) -> dict[str, StokerError]:
         return await deleted(self, keys)

@@ -4,9 +4,9 @@ sends as they are. Pure."""
 from __future__ import annotations
 
 import re
-from email.utils import formatdate
 
 from stoker.wire.cache_api import ObjectInfo
+from stoker.wire.http_dates import format_http_date
 
 ATTRIBUTES_BYTES_MAX = 6144
 _LINE = re.compile(
@@ -22,14 +22,9 @@ CONTENT_TYPE = "application/octet-stream"
 def attributes_of(info: ObjectInfo) -> str:
     """The lines for an object, each with its end."""
     modified_s = int(info.modified_s)
-    lines = [f"Last-Modified: {http_date(modified_s)}"] if modified_s in _TIMES else []
+    lines = [f"Last-Modified: {format_http_date(modified_s)}"] if modified_s in _TIMES else []
     lines += [f"{name}: {value}" for name, value in info.headers]
     return checked("".join(f"{line}\r\n" for line in lines))
-
-
-def http_date(seconds: float) -> str:
-    """As HTTP says it."""
-    return formatdate(seconds, usegmt=True)
 
 
 def checked(attributes: str) -> str:
