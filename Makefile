@@ -11,8 +11,8 @@ JOBS ?= 3
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.installed
 # What tests start besides Python: programs, and the Debian packages that hold them.
-PROGRAMS := etcd faketime ip iptables nginx openssl sshd
-PACKAGES := etcd-server faketime iproute2 iptables nginx-light openssl openssh-server
+PROGRAMS := etcd faketime fusermount3 ip iptables nginx openssl rsync sshd
+PACKAGES := etcd-server faketime fuse3 iproute2 iptables nginx-light openssl openssh-server rsync
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check system sim bench soak chaos storm fuzz fix clean
@@ -67,6 +67,8 @@ sim: $(STAMP)  ## seeded worlds against the shipping state machines: make sim SE
 soak: $(STAMP)  ## long chaos: many seeded worlds for SECONDS (default 600), then as long mutated requests
 	$(BIN)/python -m tests.sim.run --seed $(SEED) --seconds $(or $(SECONDS),600)
 	$(BIN)/python -m tests.chaos.http_fuzz --seed $(SEED) --seconds $(or $(SECONDS),600)
+	$(BIN)/python -m tests.chaos.s3_fuzz --seed $(SEED) --seconds $(or $(SECONDS),600)
+	STOKER_MOUNT_LOOKUPS=10000000 $(BIN)/python -m pytest -q --timeout 7200 tests/unit/test_mount_memory.py
 
 chaos: $(STAMP) system  ## faults on four test hosts against one run: make chaos SECONDS=600 SEED=1 [ARGS=--etcd]
 	$(BIN)/python -m tests.chaos.run --seed $(SEED) --seconds $(or $(SECONDS),600) $(ARGS)

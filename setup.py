@@ -14,7 +14,7 @@ setup(
             depends=sorted(glob("src/stoker/_native/*.h")),
             cxx_std=17,
             extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-pthread"],
-            extra_link_args=["-pthread"],
+            extra_link_args=["-pthread", "-ldl"],
         )
     ]
 )

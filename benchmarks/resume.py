@@ -4,8 +4,9 @@ A state of 500 MB, most of which no step changes. All workers of the only node a
 agent starts in their places go on from a snapshot in the node's memory, or from a checkpoint on disk; and, with two
 nodes, those of one are killed, and the new ones copy the state from the other node's memory while that trains on: then
 it is the first step with all of them that counts. Goal: 2 s. Side by side, in as many processes at once: the import of
-PyTorch alone; and what any script on PyTorch does before it can load a state: import it, make a model of that size, and
-an optimizer, for whose first PyTorch imports as much again.
+PyTorch alone; what any script on PyTorch does before it can load a state: import it, make a model of that size, and an
+optimizer, for whose first PyTorch imports as much again; and, for what a copy needs, to be given so much new memory,
+which may take a virtual machine several times as long when its host has to find it first.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ model = torch.nn.Linear({size}, 1, bias=False).requires_grad_(False)
 torch.optim.AdamW(torch.nn.Linear(64, 64).parameters())
 os._exit(0)
 """
+NEW_MEMORY = "import mmap; mmap.mmap(-1, {size}).madvise(23)"  # MADV_POPULATE_WRITE
 
 
 def main() -> None:
@@ -46,6 +48,9 @@ def main() -> None:
         "import of PyTorch": partial(started, options.workers, "import torch"),
         "start of a bare script": partial(
             started, options.workers, BARE.format(size=options.megabytes * 250_000)
+        ),
+        "new memory": partial(
+            started, options.workers, NEW_MEMORY.format(size=options.megabytes * 1_000_000)
         ),
     }
     took = interleaved(sides, options.rounds or (3 if options.quick else 5))

@@ -23,12 +23,12 @@ import obstore
 from _common import parser, report
 from _s3 import KEYS, s3_server
 from _serving import serve
-from _web import TOKEN, cpu_s, missing_tools, wrk
+from _web import TOKEN, cpu_s, missing_tools, nginx, wrk
 from botocore.auth import S3SigV4Auth  # type: ignore[import-untyped]
 from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.credentials import Credentials  # type: ignore[import-untyped]
-from obstore.store import S3Store
+from obstore.store import HTTPStore, S3Store
 
 SMALL_BYTES, LARGE_BYTES, PUT_BYTES = 10 * 1024, 64 << 20, 8 << 20
 AT_ONCE = 32
@@ -103,6 +103,7 @@ def main() -> int:
             ) as server:
                 ours = Side(server.url, "b", (server.pid,), OUR_KEY)
                 figures = measured(theirs, ours, rounds, small, large)
+                figures |= limit(ours, folder, rounds, large)
                 figures |= signatures(ours, rounds, quick=arguments.quick)
                 figures |= writes(theirs._replace(bucket="out"), ours._replace(bucket="out"), rounds)
     report("s3_get", figures, arguments.json)
@@ -138,6 +139,28 @@ def measured(theirs: Side, ours: Side, rounds: int, small: int, large: int) -> d
         figures[f"{label}: server CPU a request" + (f" (goal {cpu_goal})" if cpu_goal else "")] = cpu
         figures[f"{label}: stoker's requests/s"] = round(sides["ours"].per_s)
     return figures
+
+
+def limit(ours: Side, folder: Path, rounds: int, large: int) -> dict[str, object]:
+    """Large objects, ours over what the same client reads from nginx: more than that it cannot take here."""
+    if missing := missing_tools():
+        return {f"obstore, 64 MiB, over nginx: skipped, {' and '.join(missing)} not found": 0}
+    keys = [f"large/{number}" for number in range(large)]
+    folder.chmod(0o755)  # nginx's worker is another user
+    (folder / "www").symlink_to(folder / "origin")
+    rates: list[float] = []
+    with nginx(folder) as (url, _):
+        proof = {"authorization": f"Bearer {TOKEN}"}
+        theirs = HTTPStore.from_url(url, client_options={"allow_http": True, "default_headers": proof})
+        for number in range(rounds + 1):
+            spent_s = []
+            for store in (ours.store, theirs):
+                began = time.perf_counter()
+                asyncio.run(each_of(store, keys, read, 2))
+                spent_s.append(time.perf_counter() - began)
+            if number:
+                rates.append(spent_s[1] / spent_s[0])
+    return {"obstore, 64 MiB: requests/s over nginx": statistics.median(rates)}
 
 
 def signatures(ours: Side, rounds: int, *, quick: bool) -> dict[str, object]:
@@ -197,12 +220,12 @@ def in_turns(sides: dict[str, Side], work: Work, rounds: int) -> dict[str, Taken
     }
 
 
-async def read(store: S3Store, number: int, key: str) -> None:
+async def read(store: S3Store | HTTPStore, number: int, key: str) -> None:
     """A whole object."""
     await (await obstore.get_async(store, key)).bytes_async()
 
 
-async def look(store: S3Store, number: int, key: str) -> None:
+async def look(store: S3Store | HTTPStore, number: int, key: str) -> None:
     """As those do who look more than they read."""
     if number % 10:
         await obstore.head_async(store, key)
@@ -214,22 +237,28 @@ async def look(store: S3Store, number: int, key: str) -> None:
 def each(
     side: Side,
     keys: list[str],
-    do: Callable[[S3Store, int, str], Awaitable[None]],
+    do: Callable[[S3Store | HTTPStore, int, str], Awaitable[None]],
     at_once: int = AT_ONCE,
 ) -> int:
     """Do it for each key, so many at once."""
-
-    async def all_of_them() -> None:
-        store, left = side.store, iter(enumerate(keys))
-
-        async def some() -> None:
-            for number, key in left:
-                await do(store, number, key)
-
-        await asyncio.gather(*(some() for _ in range(at_once)))
-
-    asyncio.run(all_of_them())
+    asyncio.run(each_of(side.store, keys, do, at_once))
     return len(keys)
+
+
+async def each_of(
+    store: S3Store | HTTPStore,
+    keys: list[str],
+    do: Callable[[S3Store | HTTPStore, int, str], Awaitable[None]],
+    at_once: int,
+) -> None:
+    """The same of any store."""
+    left = iter(enumerate(keys))
+
+    async def some() -> None:
+        for number, key in left:
+            await do(store, number, key)
+
+    await asyncio.gather(*(some() for _ in range(at_once)))
 
 
 def by_boto3(side: Side, keys: list[str]) -> int:

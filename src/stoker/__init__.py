@@ -25,6 +25,7 @@ from stoker.errors import StokerError
 if TYPE_CHECKING:
     from stoker.data.dataset import Dataset
     from stoker.data.loader import Loader
+    from stoker.data.mounted import AnnouncedSampler
     from stoker.data.reading import open as open
     from stoker.data.reading import prefetch, read, read_many
     from stoker.train.checkpoints.checkpointer import Checkpointer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AnnouncedSampler",
     "Checkpointer",
     "Context",
     "Dataset",
@@ -58,6 +60,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AnnouncedSampler": "stoker.data.mounted",
     "Checkpointer": "stoker.train.checkpoints.checkpointer",
     "Context": "stoker.train.context",
     "Dataset": "stoker.data.dataset",

@@ -10,6 +10,7 @@
     │   └── CheckpointDamaged       what lies there is not the checkpoint that was written
     ├── WireError                   a message that breaks the protocol or comes from another version
     ├── AccessDenied                no token, a wrong one, or one that may not do this
+    │   └── NotAuthenticated        it is not known who asks
     ├── JobError
     │   ├── WorldTooSmall           fewer nodes or workers than the minimum for the whole timeout
     │   ├── JobTimeout              something took longer than the one user-facing timeout
@@ -29,6 +30,7 @@
     │   │   ├── OriginFull          it has no room, or the quota is used up
     │   │   ├── BadKey              it can have no object of that name
     │   │   ├── ObjectTooLarge      it takes no object of that size
+    │   │   ├── WrongChecksum       what came is not what its sender says of it
     │   │   ├── WrongBodyLength     what was to be written is not as long as was announced
     │   │   ├── NoSuchUpload        an upload in parts that was never begun, or has ended
     │   │   └── BadParts            parts that are not there, not in order, or too small
@@ -101,6 +103,10 @@ class WireError(StokerError):
 
 class AccessDenied(StokerError):
     """No token, a wrong one, or one that may not do this."""
+
+
+class NotAuthenticated(AccessDenied):
+    """It is not known who asks: no token, or a wrong one."""
 
 
 class JobError(StokerError):
@@ -177,6 +183,10 @@ class ObjectTooLarge(WriteRefused):
 
 class WrongBodyLength(WriteRefused):
     """What was to be written is not as long as was announced."""
+
+
+class WrongChecksum(WriteRefused):
+    """What came to be written is not what its sender says of it."""
 
 
 class NoSuchUpload(WriteRefused):

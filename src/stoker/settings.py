@@ -10,7 +10,7 @@ import functools
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -149,11 +149,30 @@ class LaunchPlace:
 
 
 @dataclass(frozen=True)
+class ClientTlsFiles:
+    """What `https://` needs, as files in PEM."""
+
+    ca: str = ""
+    """Certificates of who signed those of the servers; empty: what the system trusts."""
+
+    certificate: str = ""
+    """Our own, to show to servers; empty: none."""
+
+    key: str = ""
+    """Of that certificate; empty: it is in the same file."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that there are."""
+        return tuple(name for name in (self.ca, self.certificate, self.key) if name)
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """Where the cache is, for clients."""
 
     endpoint: str | None
-    """`http://host:port` or `unix:///path`; None: there is no server yet."""
+    """`http://host:port`, `https://host:port` or `unix:///path`; None: there is no server yet."""
 
     token: str | None = field(repr=False)
     """Bearer token for it."""
@@ -163,6 +182,15 @@ class CacheSettings:
 
     capacity_bytes: int
     """Hard limit of that folder, in bytes."""
+
+    tls: ClientTlsFiles = field(default_factory=ClientTlsFiles)
+
+    def trusting(self, ca: str | None) -> CacheSettings:
+        """The same, where that file has the certificates of who signed those of the servers; None: as it is. Of no
+        consequence where there is no server yet."""
+        if ca is None or self.endpoint is None:
+            return self
+        return replace(self, tls=replace(self.tls, ca=ca))
 
 
 def worker_settings() -> WorkerSettings:
@@ -202,7 +230,7 @@ def launch_place() -> LaunchPlace:
 
 
 def cache_settings() -> CacheSettings:
-    """`STOKER_CACHE_ENDPOINT`, `_TOKEN`, `_DIR` and `_CAPACITY`. Raises ConfigError."""
+    """`STOKER_CACHE_ENDPOINT`, `_TOKEN`, `_DIR`, `_CAPACITY`, `_CA`, `_CERT` and `_CERT_KEY`. Raises ConfigError."""
     # Asked with each object that is read by its URL: worked out once for the same variables.
     return _cache_settings(*map(os.environ.get, _CACHE_VARIABLES))
 
@@ -212,6 +240,9 @@ _CACHE_VARIABLES = (
     "STOKER_CACHE_TOKEN",
     "STOKER_CACHE_DIR",
     "STOKER_CACHE_CAPACITY",
+    "STOKER_CACHE_CA",
+    "STOKER_CACHE_CERT",
+    "STOKER_CACHE_CERT_KEY",
     "XDG_CACHE_HOME",
     "HOME",
 )
@@ -223,6 +254,9 @@ def _cache_settings(
     token: str | None,
     directory: str | None,
     capacity: str | None,
+    ca: str | None,
+    certificate: str | None,
+    key: str | None,
     caches: str | None,
     _home: str | None,
 ) -> CacheSettings:
@@ -235,6 +269,7 @@ def _cache_settings(
         token=token,
         directory=Path(directory or Path(caches or Path.home() / ".cache") / "stoker"),
         capacity_bytes=capacity_bytes,
+        tls=ClientTlsFiles(ca or "", certificate or "", key or ""),
     )
 
 
@@ -266,6 +301,11 @@ def job_token() -> str | None:
     return os.environ.get("STOKER_JOB_TOKEN") or None
 
 
+def notify_socket() -> str | None:
+    """`NOTIFY_SOCKET`: where systemd wants to be told that a service is ready; None: nobody does."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
 def runtime_dir() -> Path:
     """A folder of this user's own for sockets and tokens, made with mode 0700: in XDG_RUNTIME_DIR, else in TMPDIR.
 
@@ -277,17 +317,35 @@ def runtime_dir() -> Path:
         path, name = Path(base) / "stoker", "XDG_RUNTIME_DIR"
     else:
         path, name = Path(os.environ.get("TMPDIR") or "/tmp") / f"stoker-{os.getuid()}", "TMPDIR"
+    return _private(path, f"; see {name}", f", or set {name} to another folder")
+
+
+def mounts_dir() -> Path:
+    """Where it is kept what this user has mounted: the same whatever the environment says, for what a service has
+    mounted is to be found from a login as well. Not in a folder that a server may have below /run.
+
+    Raises ConfigError for a folder that others may enter, EnvironmentProblem when it cannot be made.
+    """
+    uid = os.getuid()
+    run = Path("/run") if uid == 0 else Path("/run/user") / str(uid)
+    name = "stoker" if uid else "stoker-0"
+    path = run / name if _is_own_folder(run) else Path("/tmp") / f"stoker-{uid}"
+    return _private(path, "", "") / "mounts"
+
+
+def _private(path: Path, see: str, otherwise: str) -> Path:
+    """A folder of this user's alone, made if need be."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()  # a link that another user has put there is not followed
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot make the folder {path} for sockets and tokens: {error.strerror}; see {name}"
+            f"cannot make the folder {path} for sockets and tokens: {error.strerror}{see}"
         ) from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise ConfigError(f"{path} must be a folder of your own: remove it, or set {name} to another folder")
+        raise ConfigError(f"{path} must be a folder of your own: remove it{otherwise}")
     if info.st_mode & 0o077:
-        raise ConfigError(f"{path} must belong to you alone: run `chmod 700 {path}`, or set {name}")
+        raise ConfigError(f"{path} must belong to you alone: run `chmod 700 {path}`{otherwise}")
     return path
 
 

@@ -71,6 +71,8 @@ def untold(injected: Injected, log: Sequence[Event], told_s: float, anew: Sequen
         fault = fault._replace(hosts=tuple(sorted(injected.cut_off)))
     elif groups == GONE_AND_BACK:
         fault = fault._replace(hosts=tuple(sorted(injected.lost)))
+    elif fault.kind == "split" and not _are_neighbours(log, fault.hosts, injected.wall_s):
+        groups = ()
     if injected.takes_master and ("master-restored",) not in groups:
         groups = (*groups, ("master-restored",))
     since, until = injected.wall_s - 0.1, injected.until_s + told_s
@@ -89,6 +91,18 @@ def untold(injected: Injected, log: Sequence[Event], told_s: float, anew: Sequen
         elif not told:
             missing.append(" or ".join(group))
     return missing
+
+
+def _are_neighbours(log: Sequence[Event], hosts: Sequence[int], wall_s: float) -> bool:
+    """Whether two hosts' workers sent each other anything in the world that ran then: gradients go around in a ring, by
+    rank, so that opposite ones of four do not miss each other."""
+    host_of = {e.details.get("worker"): e.host for e in log if e.kind == "worker-started"}
+    worlds = [e.details["workers"] for e in log if e.kind == "world" and e.wall_s <= wall_s]
+    if not worlds or not isinstance(worlds[-1], list):
+        return True
+    ring = [host_of.get(worker, 0) for worker in worlds[-1]]
+    pairs = {frozenset(pair) for pair in zip(ring, ring[1:] + ring[:1], strict=True)}
+    return frozenset(hosts) in pairs
 
 
 def check_events(done: Sequence[Injected], log: Sequence[Event], patience: Patience) -> list[str]:

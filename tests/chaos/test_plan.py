@@ -136,6 +136,23 @@ def test_a_reset_of_the_masters_host_cuts_the_others_off() -> None:
     assert untold(injected, [], 30.0, [999.0, 1010.0])
 
 
+def test_two_hosts_that_never_talked_need_not_notice_that_they_cannot() -> None:
+    def log(*ring: int) -> list[Event]:
+        started = [
+            Event(
+                JobEvent(next(_numbers), 1.0, "worker-started", "", {"worker": f"w{n}", "node": f"n{n}"}), n
+            )
+            for n in (1, 2, 3, 4)
+        ]
+        workers = [f"w{n}" for n in ring]
+        return [*started, Event(JobEvent(next(_numbers), 2.0, "world", "", {"workers": workers}), 0)]
+
+    split = Injected(Fault(10.0, "split", (2, 3), 9.0), wall_s=1000.0)
+    assert untold(split, log(1, 2, 4, 3), 30.0) == []
+    for ring in ((1, 2, 3, 4), (2, 1, 4, 3), (2, 3, 1)):
+        assert untold(split, log(*ring), 30.0) == ["generation", "world"]
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in TOLD])
 def test_an_empty_event_log_tells_nothing(kind: Kind) -> None:
     hit = frozenset({2})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from stoker.testing.cache_origin_uploads import UploadConformance
 from stoker.testing.cache_origin_writes import WritableConformance
 from tests.s3_server import BUCKET, KEYS, s3_server
 
+MIB = 1 << 20
 _numbers = itertools.count()
 
 
@@ -77,3 +80,23 @@ class TestS3(WritableConformance, UploadConformance):
 
     def open_empty(self) -> WritableOrigin:
         return open_writable_origin(self.url, KEYS)
+
+    def test_the_origin_is_told_what_its_sender_says_of_the_content(self) -> None:
+        data = bytes(range(256)) * 4 * 4096
+
+        async def parts() -> AsyncIterator[bytes]:
+            for start in range(0, len(data), MIB):
+                yield data[start : start + MIB]
+
+        async def story() -> None:
+            origin = self.open_empty()
+            right = hashlib.sha256(data).hexdigest()
+            info = await origin.put("right", parts(), len(data), sha256=right)
+            assert (info.size_bytes, (await origin.stat("right")).version) == (len(data), info.version)
+            upload = await origin.begin_upload("parts")
+            tag = await origin.put_part("parts", upload, 1, parts(), len(data), sha256=right)
+            await origin.complete_upload("parts", upload, [(1, tag)])
+            assert (await origin.stat("parts")).size_bytes == len(data)
+            await origin.close()
+
+        asyncio.run(story())

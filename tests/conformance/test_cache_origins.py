@@ -10,20 +10,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from stoker.base.clock import SystemClock
+from stoker.cache.origin.fleet_origin import FleetOrigin
 from stoker.cache.origin.fsspec_origin import FsspecOrigin
 from stoker.cache.origin.local import LocalOrigin
 from stoker.cache.origin.memory import MemoryOrigin
+from stoker.cache.origin.nearer import NearerOrigin
 from stoker.cache.origin.obstore_origin import PART_BYTES
-from stoker.cache.origin.open import open_origin
-from stoker.cache.origin.port import Origin
+from stoker.cache.origin.open import open_origin, open_writable_origin
+from stoker.cache.origin.port import Origin, OriginCounters
 from stoker.cache.origin.throttle import ThrottledOrigin
-from stoker.errors import ObjectChanged, OriginError, ShortBody
-from stoker.testing.cache_origin import LARGE, OriginConformance, streamed
+from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, ShortBody
+from stoker.testing.cache_origin import LARGE, OBJECTS, OriginConformance, listed, streamed
+from tests.e2e.cache_helpers import served
 from tests.http_servers import QuietHandler, QuietServer, running
-from tests.s3_server import s3_client, s3_server
+from tests.s3_server import KEYS, s3_client, s3_server
 
 _numbers = itertools.count()
 
@@ -130,8 +135,11 @@ class TestS3(OriginConformance):
         self.prefix = f"pre/fix-{next(_numbers)}"
         for key, data in objects.items():
             self.client.put_object(Bucket="ready", Key=f"{self.prefix}/{key}", Body=data)
-        environment = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "SK"}
-        return open_origin(f"s3://ready/{self.prefix}?endpoint={self.endpoint}", environment)
+        return open_origin(self.url, KEYS)
+
+    @property
+    def url(self) -> str:
+        return f"s3://ready/{self.prefix}?endpoint={self.endpoint}"
 
     def overwrite(self, origin: Origin, key: str, data: bytes) -> None:
         self.client.put_object(Bucket="ready", Key=f"{self.prefix}/{key}", Body=data)
@@ -145,6 +153,105 @@ class TestS3(OriginConformance):
                 assert origin.counters.requests == before + 1
 
         self.run(test)
+
+    def test_folders_are_what_they_are_to_who_writes(self) -> None:
+        """Objects whose keys end with a slash, where somebody has made them; not those that only hold others."""
+
+        async def test(origin: Origin) -> None:
+            for key in ("empty/", "dir/sub/", "dir/made/deep/"):
+                self.client.put_object(
+                    Bucket="ready", Key=f"{self.prefix}/{key}", ContentType="text/x-folder"
+                )
+            writable = open_writable_origin(self.url, KEYS)
+            for prefix, after in (
+                ("", None),
+                ("dir/", None),
+                ("dir/s", None),
+                ("dir/sub/", None),
+                ("", "dir/sub/"),
+            ):
+                found = await listed(origin, prefix, after, 3)
+                assert found == await listed(writable, prefix, after, 3)
+                assert {info.key for info in found} == {
+                    key
+                    for key in (*OBJECTS, "empty/", "dir/sub/", "dir/made/deep/")
+                    if key.startswith(prefix) and (after is None or key > after)
+                }
+            info = await origin.stat("empty/")
+            assert info == await writable.stat("empty/")
+            assert (info.size_bytes, dict(info.headers or ())["content-type"]) == (0, "text/x-folder")
+            found_so, parts = await origin.open("empty/", 100)
+            assert (found_so, [part async for part in parts]) == (info, [])
+            for key in ("empty", "dir/made/", "dir/made", "none/"):
+                with pytest.raises(ObjectNotFound):
+                    await origin.stat(key)
+            await writable.close()
+
+        self.run(test)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Two servers in front of a folder, with a token; the folder, and their hosts."""
+    folder = tmp_path_factory.mktemp("fleet")
+    for name in ("origin", "members"):
+        (folder / name).mkdir()
+    (folder / "token").write_text("a-token-of-the-fleet\n")
+    (folder / "config.toml").write_text(f'[buckets.data]\norigin_url = "{folder / "origin"}"\nttl_s = 0.0\n')
+    options = "--token", "a-token-of-the-fleet", "--fleet", f"file://{folder / 'members'}"
+    options += "--config", str(folder / "config.toml")
+    with (
+        served(folder / "1", {}, "--name", "one", *options) as one,
+        served(folder / "2", {}, "--name", "two", *options) as two,
+    ):
+        yield folder, ",".join(server.url.removeprefix("http://") for server in (one, two))
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+class TestFleet(OriginConformance):
+    """Below a prefix."""
+
+    @pytest.fixture(autouse=True)
+    def servers(self, fleet: tuple[Path, str]) -> None:
+        self.fleet = fleet
+
+    def open_filled(self, objects: Mapping[str, bytes]) -> Origin:
+        folder, hosts = self.fleet
+        name = f"below this {next(_numbers)}"
+        self.path = folder / "origin" / name
+        write_all(self.path, objects)
+        origin = open_origin(f"stoker+http://{hosts}/data/{quote(name)}?token_file={folder / 'token'}")
+        assert isinstance(origin, FleetOrigin)
+        return origin
+
+    def overwrite(self, origin: Origin, key: str, data: bytes) -> None:
+        (self.path / key).write_bytes(data)
+
+
+class CountsAll(NearerOrigin):
+    """Both together, as the suite counts."""
+
+    @property
+    def counters(self) -> OriginCounters:
+        both = OriginCounters()
+        for one in (self.nearer.counters, super().counters):
+            both.bytes_read += one.bytes_read
+            both.requests += one.requests
+        return both
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+class TestNearer(TestFleet):
+    def open_filled(self, objects: Mapping[str, bytes]) -> Origin:
+        return CountsAll(super().open_filled(objects), LocalOrigin(str(self.path)), SystemClock())
+
+
+class TestNearerIsAway(TestLocal):
+    def open_filled(self, objects: Mapping[str, bytes]) -> Origin:
+        origin = super().open_filled(objects)
+        return CountsAll(open_origin("stoker+http://127.0.0.1:1,127.0.0.1:2/data"), origin, SystemClock())
 
 
 class BadServer(QuietServer):

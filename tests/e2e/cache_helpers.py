@@ -29,14 +29,30 @@ except StokerError as error:
 
 
 class ServerProcess:
-    """`stoker cache serve` with these arguments. `files_max`: so many files it may open, where that is fewer."""
+    """`stoker cache serve` with these arguments. `files_max`: so many files it may open, where that is fewer; `under`:
+    the program that runs it, with its arguments."""
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, files_max: int | None = None
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        files_max: int | None = None,
+        under: Sequence[str] = (),
     ) -> None:
         limit = [] if files_max is None else ["prlimit", f"--nofile={files_max}:{files_max}"]
         self.child = subprocess.Popen(
-            [*limit, sys.executable, "-c", RUN_CLI, "cache", "serve", "--listen", "127.0.0.1:0", *arguments],
+            [
+                *under,
+                *limit,
+                sys.executable,
+                "-c",
+                RUN_CLI,
+                "cache",
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                *arguments,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,11 +83,12 @@ def served(
     capacity: str = "1GB",
     environment: dict[str, str] | None = None,
     files_max: int | None = None,
+    under: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
     """A server that is stopped at the end, if it still runs."""
     options = [part for name, url in buckets.items() for part in ("--bucket", f"{name}={url}")]
     options += ["--dir", str(folder), "--capacity", capacity, *arguments]
-    server = ServerProcess(*options, environment=environment, files_max=files_max)
+    server = ServerProcess(*options, environment=environment, files_max=files_max, under=under)
     try:
         yield server
     finally:

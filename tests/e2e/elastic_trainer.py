@@ -2,7 +2,8 @@
 
 Trains until that one has taken part, to the end of the epoch, and writes what came of it. `2 [resume]`: trains for two
 epochs, and nobody dies. `2 plain`: the same by Trainer itself. `2 tokens`: with a loss that is a mean over tokens, of
-which records have different numbers. `2 evaluation`: rank 1 kills itself in the one after the first epoch, in bf16.
+which records have different numbers. `2 mean`: the model takes any keyword, and means its own records. `2 evaluation`:
+rank 1 kills itself in the one after the first epoch, in bf16.
 """
 
 from __future__ import annotations
@@ -57,6 +58,18 @@ class Tagger(torch.nn.Module):
         return {"loss": total / count, "logits": logits}
 
 
+class Mean(torch.nn.Module):
+    """Is told the same, and leaves it aside, as many models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Linear(16, 2)
+
+    def forward(self, x: Any, labels: Any, **_: Any) -> Any:
+        logits = self.layers(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
 class Data(Rows):
     def __getitem__(self, record: int) -> Any:
         row = super().__getitem__(record)
@@ -100,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plain, dies = "plain" in sys.argv, len(sys.argv) == 1
     torch.manual_seed(1)
-    model = Tagger() if "tokens" in sys.argv else Model()
+    model = Tagger() if "tokens" in sys.argv else Mean() if "mean" in sys.argv else Model()
     options: dict[str, Any] = {
         "num_train_epochs": EPOCHS_MAX if dies else int(sys.argv[1]),
         "per_device_train_batch_size": BATCH,
@@ -112,6 +125,7 @@ def main() -> None:
         "eval_strategy": "no" if "tokens" in sys.argv else "epoch",
         "eval_on_start": "evaluation" in sys.argv,
         "save_steps": 7,
+        "optim": "sgd" if "mean" in sys.argv else "adamw_torch",
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
@@ -138,6 +152,7 @@ def main() -> None:
         "weights": [float(p.double().norm()) for p in model.parameters()],
         "learning_rate": trainer.lr_scheduler.get_last_lr()[0],
         "losses": losses,
+        "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
         "evaluations": sum("eval_loss" in entry for entry in trainer.state.log_history),
         "newest_checkpoint": max(int(p.name.partition("-")[2]) for p in Path("saved").glob("checkpoint-*")),
     }

@@ -12,8 +12,9 @@ from pathlib import Path
 from stoker._native import Files, Front, FrontSettings, Index
 
 NOW = 1000
-Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int]
-"""Method, target, headers, body, id of the token, whether it came by a Unix socket, and how long a body is to come."""
+Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int, str, str]
+"""Method, target, headers, body, id of the token, whether it came by a Unix socket, how long a body is to come, the
+name in the peer's certificate, and its address."""
 
 
 def new_front(folder: Path, **limits: float) -> tuple[Front, Index, Files, int]:

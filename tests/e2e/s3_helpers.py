@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
+import uuid
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import boto3
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from tests.e2e.cache_helpers import served
 from tests.http_servers import QuietHandler, QuietServer
-from tests.s3_server import BUCKET
+from tests.s3_server import BUCKET, KEYS, s3_server
+
+
+def boto3_at(url: str, key: tuple[str, str], **config: Any) -> Any:
+    """A client of S3 at a cache server, which asks each thing once."""
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=key[0],
+        aws_secret_access_key=key[1],
+        config=Config(retries={"total_max_attempts": 1}, **config),
+    )
 
 
 class Asked(NamedTuple):
@@ -125,3 +150,65 @@ class _Million(QuietHandler):
 
 def _key_of(number: int) -> str:
     return f"k/{number:07}"
+
+
+class BucketMaker(NamedTuple):
+    """A server at which clients may make buckets. `kind`: of the origin behind it, `folder` or `s3`; `place`: the
+    folder below which they are, or the URL of the server of S3."""
+
+    url: str
+    kind: str
+    place: str
+    admin: tuple[str, str] = ("AKIDADMIN", "secret-of-admin")
+
+    def client(self, **config: Any) -> Any:
+        return boto3_at(self.url, self.admin, **config)
+
+    def bucket(self, client: Any) -> str:
+        """A new one."""
+        name = f"b-{uuid.uuid4().hex}"
+        client.create_bucket(Bucket=name)
+        return name
+
+    def ask(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str | bytes] | None = None
+    ) -> tuple[int, str, http.client.HTTPMessage]:
+        """A signed request, as it is: status, S3's code, headers."""
+        request = AWSRequest(method, f"{self.url}{target}", data=body, headers=dict(headers or {}))
+        S3SigV4Auth(Credentials(*self.admin), "s3", "us-east-1").add_auth(request)
+        return self.send(method, target, body, dict(request.headers.items()))
+
+    def send(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str | bytes]
+    ) -> tuple[int, str, http.client.HTTPMessage]:
+        parts = urlsplit(self.url)
+        with contextlib.closing(
+            http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        ) as link:
+            link.request(method, target, body, {**headers, "Host": parts.netloc})
+            answer = link.getresponse()
+            found = re.search(b"<Code>(.*?)</Code>", answer.read())
+            return answer.status, found[1].decode() if found else "", answer.headers
+
+
+@contextlib.contextmanager
+def bucket_maker(kind: str, folder: Path) -> Iterator[BucketMaker]:
+    """One of its own."""
+    made = BucketMaker("", kind, str(folder / "made"))
+    with contextlib.ExitStack() as stack:
+        at, environment = made.place, {}
+        if kind == "s3":
+            (folder / "weed").mkdir()
+            made = made._replace(place=stack.enter_context(s3_server(folder / "weed")))
+            at, environment = f"s3://{BUCKET}/made?endpoint={made.place}", KEYS
+        options = ("--s3-buckets-at", at, "--key", ":".join(made.admin))
+        server = stack.enter_context(served(folder / "d", {}, *options, environment=environment))
+        yield made._replace(url=server.url)
+
+
+def refusal(call: Callable[..., Any], **arguments: Any) -> tuple[int, str]:
+    """The status and code with which a call is refused."""
+    with pytest.raises(ClientError) as caught:
+        call(**arguments)
+    answer = caught.value.response
+    return answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"]

@@ -234,7 +234,7 @@ def test_who_may_not_and_what_is_not_there(tmp_path: Path, stoker: Command) -> N
         assert stoker(server, "ls", "stoker://b").code == 1
         assert stoker(server, "evict", "stoker://b/k", "--token", "only-b-of-it")[::2] == (
             1,
-            "stoker: this needs a token that opens every bucket\n",
+            "stoker: token-2 may not pin or evict what is below 'k' in the bucket 'b'\n",
         )
         assert stoker(server, "load", "stoker://b", "--token", "only-b-of-it").code == 0
         for command in ("ls", "stat", "refresh", "evict", "pin", "load"):

@@ -46,7 +46,8 @@ def test_each_question_costs_one_request(tmp_path: Path, proxy: CountingProxy) -
         page = client.list_page("b", "cost/", None, 1)
         assert [info.key for info in page.objects] == ["cost/00000"]
         assert cost() == {"LIST": 1}
-        assert client.list_page("b", "cost/", None, 1) == page
+        known = client.list_page("b", "cost/", None, 1)
+        assert (known.objects, known.after) == (page.objects, page.after)
         assert cost() == {}, "it is known"
         assert [info.key for info in client.list_page("b", "cost/", page.after, 2).objects] == [
             "cost/00001",

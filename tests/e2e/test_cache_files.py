@@ -20,6 +20,7 @@ from stoker.cache.client.client import CacheClient, Part
 from stoker.cache.client.files import AHEAD_BYTES_MIN, HEAD_BYTES
 from stoker.cache.client.filesystem import StokerFileSystem
 from stoker.errors import CacheUnavailable, ConfigError, ObjectChanged
+from stoker.settings import ClientTlsFiles
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served
 
 pytestmark = [
@@ -299,7 +300,7 @@ def test_threads_share_one_client(server: ServerProcess) -> None:
     for thread in threads:
         thread.join()
     assert len({id(fs._client) for fs in found}) == 1
-    assert found[0]._client is filesystem._client(server.url, ALL)
+    assert found[0]._client is filesystem._client(server.url, ALL, ClientTlsFiles())
 
 
 def test_what_a_token_may_not_read_is_a_permission_error(server: ServerProcess) -> None:

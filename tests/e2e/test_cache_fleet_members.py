@@ -27,7 +27,8 @@ TOKEN, OTHER = "a-token-of-the-fleet", "a-token-of-another-fleet"
 RUN_SMALL_BLOCKS = """
 import sys
 from pathlib import Path
-from stoker.cache.server.server import ServerSettings, serve
+from stoker.cache.server.serving import serve
+from stoker.cache.server.settings import ServerSettings
 from stoker.wire.cache_api import BucketSpec
 folder, origin, fleet, token = sys.argv[1:]
 settings = ServerSettings(

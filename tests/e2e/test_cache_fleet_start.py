@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cache.server.server import CacheServer, ServerSettings
+from stoker.cache.server.server import CacheServer
+from stoker.cache.server.settings import ServerSettings
 from stoker.wire.cache_api import BucketSpec
 from tests.e2e.cache_helpers import RUN_CLI, ServerProcess, client_of, fill, served
 from tests.e2e.etcd import Etcd, free_ports

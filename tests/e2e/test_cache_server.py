@@ -31,7 +31,7 @@ from tests.e2e.children import ended_well, start_child
 pytestmark = pytest.mark.real
 ALL = "all-buckets-token"
 ONE = "only-one-token"
-AUTH = f"Authorization: Bearer {ALL}\r\n\r\n".encode()
+AUTH = f"Host: h\r\nAuthorization: Bearer {ALL}\r\n\r\n".encode()
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,9 @@ def test_what_is_noted_of_other_buckets_is_for_those_who_may_do_everything(tmp_p
         (b"GET /one/mid HTTP/1.1\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 431),
         (b"GET /one/" + b"a" * 20_000 + b" HTTP/1.1\r\nConnection: close\r\n" + AUTH, 400),
         (b"POST /-/read HTTP/1.1\r\nContent-Length: 99999999999\r\n" + AUTH, 413),
-        (b"POST /-/read HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 401),
+        (b"POST /-/read HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999\r\n\r\n", 401),
         (b"POST /-/read HTTP/1.1\r\nConnection: close\r\nContent-Length: 3\r\n" + AUTH + b"abc", 400),
-        (b"GET /one/mid HTTP/1.1\r\n\r\n", 401),
+        (b"GET /one/mid HTTP/1.1\r\nHost: h\r\n\r\n", 401),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused(server: ServerProcess, request_bytes: bytes, status: int) -> None:
@@ -165,7 +165,7 @@ def test_bad_requests_are_refused(server: ServerProcess, request_bytes: bytes, s
     ],
 )  # fmt: skip
 def test_odd_names_lead_nowhere(server: ServerProcess, target: str, status: int) -> None:
-    head = f"GET {target} HTTP/1.1\r\nConnection: close\r\nAuthorization: Bearer {ALL}\r\n\r\n"
+    head = f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: Bearer {ALL}\r\n\r\n"
     assert raw(server, head.encode()).startswith(b"HTTP/1.1 %d " % status)
 
 
@@ -173,7 +173,9 @@ def test_pipelined_requests_are_answered_in_order(
     server: ServerProcess, origin: tuple[Path, dict[str, bytes]]
 ) -> None:
     names = ["mid", "small/001", "big", "empty", "small/002"]
-    requests = [f"GET /one/{name} HTTP/1.1\r\nAuthorization: Bearer {ALL}\r\n\r\n" for name in names]
+    requests = [
+        f"GET /one/{name} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {ALL}\r\n\r\n" for name in names
+    ]
     requests[-1] = requests[-1].replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")
     answer = raw(server, "".join(requests).encode())
     position = 0
@@ -185,7 +187,7 @@ def test_pipelined_requests_are_answered_in_order(
 
 
 def test_head_and_conditions(server: ServerProcess, origin: tuple[Path, dict[str, bytes]]) -> None:
-    auth = f"Authorization: Bearer {ALL}\r\nConnection: close\r\n"
+    auth = f"Host: h\r\nAuthorization: Bearer {ALL}\r\nConnection: close\r\n"
     answer = raw(server, f"HEAD /one/mid HTTP/1.1\r\n{auth}\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"Content-Length: 100000\r\n" in answer

@@ -27,7 +27,8 @@ EVERY_S = 0.5
 SERVE = """
 import json, sys
 from pathlib import Path
-from stoker.cache.server.server import ServerSettings, serve
+from stoker.cache.server.serving import serve
+from stoker.cache.server.settings import ServerSettings
 from stoker.wire.cache_api import BucketSpec
 import msgspec
 said = json.loads(sys.argv[1])

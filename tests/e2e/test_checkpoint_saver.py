@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,15 +16,19 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.train.checkpoints.image import image_of
 from stoker.train.checkpoints.storage import CheckpointStorage
 from stoker.wire.saving import Command, Result, decode_result, encode_line
+from tests.s3_server import KEYS
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
 
 
 class SaverProcess:
-    def __init__(self, folder: Path, out: str) -> None:
+    def __init__(
+        self, folder: Path, out: str, hangs_after_s: float = 60.0, *, is_survivor: bool = False
+    ) -> None:
         self.folder = folder
         self.out = out
         folder.mkdir(exist_ok=True)
@@ -31,10 +36,14 @@ class SaverProcess:
             [sys.executable, "-m", "tests.e2e.saver_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if is_survivor else None,
             cwd=ROOT,
             start_new_session=True,
         )
-        self.tell(Command(watch=str(folder), run_id="r", url=out))
+        watch = Command(
+            watch=str(folder), run_id="r", url=out, hangs_after_s=hangs_after_s, beside_others=is_survivor
+        )
+        self.tell(watch)
         assert self.hear().ready
 
     def tell(self, command: Command) -> None:
@@ -57,8 +66,7 @@ class SaverProcess:
     def end(self) -> None:
         self.child.kill()
         self.child.wait()
-        for pipe in (self.child.stdin, self.child.stdout):
-            assert pipe is not None
+        for pipe in filter(None, (self.child.stdin, self.child.stdout, self.child.stderr)):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
@@ -130,3 +138,54 @@ def test_a_saver_that_is_killed_leaves_the_checkpoint_before(saver: SaverProcess
     finally:
         again.end()
     assert sorted(entry.name for entry in out.iterdir()) == ["step-000000000003", "step-000000000005"]
+
+
+def test_a_storage_that_does_not_answer_is_told_and_ends_with_its_saver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"s3://bucket/run?endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+        saver = SaverProcess(tmp_path / "shm", url, hangs_after_s=0.5)
+        try:
+            saver.snapshot(3)
+            heard = saver.result()
+            assert "the storage hangs: looking for checkpoints in s3://bucket/run: nothing" in heard.failed
+            assert heard.commits == 3
+            again = saver.result()
+            assert "the storage hangs" in again.failed
+            assert again.failed != heard.failed
+            assert saver.child.stdin is not None
+            saver.child.stdin.close()
+            assert saver.child.wait(30) == 0, "its agent hangs up"
+        finally:
+            saver.end()
+
+
+def test_a_survivor_gives_way_to_another_that_writes(tmp_path: Path) -> None:
+    """Two nodes have lost their master, and hold the same state; the first is in the middle of it."""
+    other = CheckpointStorage(str(tmp_path / "out"))
+    saver = SaverProcess(tmp_path / "shm", str(tmp_path / "out"), is_survivor=True)
+    saver.snapshot(7)
+    tensors = {f"w{i}": torch.full((250_000,), 7.0) for i in range(4)}
+    words = 0
+
+    def wrote(size_bytes: int) -> None:
+        nonlocal words
+        words += 1
+        if words == 2:
+            saver.tell(Command(finish=True, beside_others=True))
+            assert saver.child.stderr is not None
+            for line in saver.child.stderr:
+                if b"waiting for another node, which writes .step-000000000007." in line:
+                    break
+
+    try:
+        other.write(image_of(7, {"modules": {"m": tensors}, "values": {}}), wrote, beside_others=True)
+        assert saver.child.wait(60) == 0
+        assert saver.child.stdout is not None
+        assert saver.child.stdout.read() == b""
+    finally:
+        saver.end()
+    assert [(held.commits, held.problem) for held in other.held()] == [(7, "")]

@@ -117,7 +117,7 @@ def test_an_s3_server_has_checkpoints(s3_url: str, endpoint: str, tmp_path: Path
     assert torch.equal(image.state()["modules"]["model"]["w39"], torch.full((250_000,), 3.0))
     client = s3_client(endpoint)
     prefix = s3_url.removeprefix(f"s3://{BUCKET}/").partition("?")[0]
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/step-000000000003/")["Contents"]
+    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/step-000000000003-")["Contents"]
     for found in listed:
         client.download_file(BUCKET, found["Key"], str(tmp_path / found["Key"].rpartition("/")[2]))
     client.close()
@@ -140,6 +140,28 @@ def test_a_writer_to_s3_that_is_killed_leaves_a_torn_one(
     assert [(held.commits, held.is_torn) for held in storage.held()] == [(1, False), (2, True)]
     storage.write(image_at(3))
     assert [held.commits for held in storage.held()] == [1, 3]
+
+
+def test_of_two_writers_to_s3_none_leaves_a_part(s3_url: str) -> None:
+    """The node that writes changes while the one before is at it."""
+    old, new = CheckpointStorage(s3_url, keep=1), CheckpointStorage(s3_url, keep=1)
+    old.write(image_at(1))
+    is_over = False
+
+    def wrote(size_bytes: int) -> None:
+        nonlocal is_over
+        if not is_over and any(held.is_torn for held in new.held()):  # the first of its files is there
+            is_over = True
+            new.write(image_at(3))
+
+    with pytest.raises(EnvironmentProblem, match=r"was removed from s3://.* has another node become the one"):
+        old.write(image_at(2, 40), wrote)
+    assert [(held.commits, held.is_torn) for held in new.held()] == [(3, False)]
+    assert new.reader(3).verify() == []
+    old.write(image_at(4))
+    (held,) = new.held()
+    assert held.reader is not None
+    assert (held.commits, held.reader.verify()) == (4, [])
 
 
 def test_pieces_of_ranks_on_s3(s3_url: str) -> None:

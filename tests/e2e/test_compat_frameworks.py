@@ -142,6 +142,18 @@ def test_trainer_weighs_tokens_alike_at_every_size_of_the_world(tmp_path: Path) 
     assert together["weights"] == pytest.approx(own["weights"], rel=1e-4)
 
 
+def test_trainer_trains_alike_at_every_size_where_a_model_means_its_own_records(tmp_path: Path) -> None:
+    own = alone(tmp_path, "elastic_trainer.py", "2", "mean")
+    done = run(tmp_path, "run", "--nproc-per-node", "3", "--no-cache", str(HERE / "elastic_trainer.py"), "2", "mean",
+               timeout_s=200, **with_tests(tmp_path))  # fmt: skip
+    assert done.code == 0, done.text
+    together = json.loads((tmp_path / "said-2.json").read_text())
+    assert together["world_size"] == 3
+    assert together["weights"] == pytest.approx(own["weights"], rel=1e-4)
+    for name in ("losses", "eval_losses"):  # means of ranks' means, whose shares differ by a record
+        assert together[name] == pytest.approx(own[name], rel=0.1), name
+
+
 def test_trainer_loses_a_rank_in_an_evaluation(tmp_path: Path) -> None:
     """It is done again, and no step."""
     done = run(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--max-restarts", "0", "--audit",

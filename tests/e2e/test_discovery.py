@@ -323,6 +323,8 @@ def sshd(tmp_path: Path) -> Iterator[str]:
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
         f"StrictModes no\nUsePAM no\nPidFile {tmp_path}/sshd.pid\nPermitRootLogin yes\n"
     )
+    if os.geteuid() == 0:
+        os.makedirs("/run/sshd", 0o755, exist_ok=True)  # as its service does where there is one
     server = subprocess.Popen([program, "-D", "-e", "-f", config], stderr=subprocess.PIPE)
     options = f"-p {port} -i {tmp_path}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     template = f"ssh -o BatchMode=yes -o LogLevel=ERROR -o ConnectTimeout=5 {options} {{host}}"
@@ -336,7 +338,9 @@ def sshd(tmp_path: Path) -> Iterator[str]:
         yield template
     finally:
         server.kill()
-        server.communicate()
+        server.wait()
+        if server.stderr is not None:
+            server.stderr.close()
 
 
 def free_port() -> int:

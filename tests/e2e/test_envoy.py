@@ -216,6 +216,28 @@ def test_traffic_goes_on_while_discovery_is_away(tmp_path: Path, processes: Proc
         assert not readers.wrong
 
 
+def test_who_leaves_gets_nothing_new_though_nobody_tells_of_it(tmp_path: Path, processes: Processes) -> None:
+    objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(100)], 5000)
+    fill(tmp_path / "o", ["large"], 60_000_000)
+    with fleet_of(tmp_path, "abc", str(tmp_path / "o")) as fleet:
+        discovery = processes.discovery("--fleet", f"{tmp_path}/members")
+        envoy = processes.envoy("envoy", "--discovery", discovery.address)
+        envoy.wait_for_servers(3)
+        discovery.child.send_signal(signal.SIGSTOP)
+        leaving = fleet.servers["c"]
+        slow = http.client.HTTPConnection(leaving.url.removeprefix("http://"), timeout=60)
+        with contextlib.closing(slow), Readers([envoy], objects, AUTH) as readers:
+            slow.request("GET", "/b/large", headers=AUTH)
+            assert slow.getresponse().status == 200  # and it takes its time to read it
+            readers.go_on(100)
+            leaving.child.send_signal(signal.SIGTERM)
+            envoy.wait_for_servers(2, 3)
+            assert leaving.child.poll() is None, "it is out before it is gone"
+            readers.go_on(300)
+        discovery.child.send_signal(signal.SIGCONT)
+        assert (readers.errors, readers.wrong) == ([], [])
+
+
 def test_what_is_in_every_zone_is_read_from_the_own_one(tmp_path: Path, processes: Processes) -> None:
     fill(tmp_path / "o", ["k"], 5000)
     with fleet_of(tmp_path, "", str(tmp_path / "o"), max_replicas=0) as fleet:

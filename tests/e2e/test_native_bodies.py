@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from stoker._native import Front
 from tests.e2e.native_front import Asked, answering, new_front
 
 pytestmark = pytest.mark.real
-AUTHORIZATION = b"Authorization: Bearer secret-token\r\n"
+AUTHORIZATION = b"Host: h\r\nAuthorization: Bearer secret-token\r\n"
 BODY = bytes(range(256)) * 4096
 """1 MiB."""
 
@@ -51,7 +52,7 @@ class Back:
 def served(folder: Path, **limits: float) -> Iterator[Back]:
     front, _, _, bucket = new_front(folder, **limits)
     listener = socket.create_server(("127.0.0.1", 0))
-    front.set_rules([(7, "secret-token", None, "")], {"data": (bucket, 100.0, 0)})
+    front.set_rules([(7, "secret-token", {"*": [""]}, "", "")], {"data": (bucket, 100.0, 0)})
     back = Back(front, listener.getsockname()[1])
     put: Callable[[int, Asked], None] = lambda connection, asked: back.asked.put((connection, asked))  # noqa: E731
     with answering(front, listener, put, lambda *said: back.heard.put(said)):
@@ -181,3 +182,20 @@ def test_a_back_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
             assert back.body() == (b"body", True)
             back.answer(connection)
             assert link.recv(1000).endswith(b"done")
+
+
+def test_a_peer_that_sends_a_byte_now_and_then_is_given_up(tmp_path: Path) -> None:
+    """Whatever it sends is in time, and all of it is not."""
+    with served(tmp_path, body_s=0.5, body_bytes_per_s_min=1e9) as back:
+        link, connection, _ = back.connect(b"PUT /data/x HTTP/1.1\r\nContent-Length: 1000000\r\n")
+        with link:
+            back.front.more(connection, 1000000)
+            kinds = set()
+            deadline = time.monotonic() + 60
+            while "gone" not in kinds:
+                assert time.monotonic() < deadline
+                with contextlib.suppress(ConnectionError):
+                    link.sendall(b"x")
+                with contextlib.suppress(queue.Empty):
+                    kinds.add(back.heard.get(timeout=0.1)[0])
+            assert kinds == {"body", "gone"}

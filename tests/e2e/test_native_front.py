@@ -18,7 +18,7 @@ from tests.e2e.native_front import NOW, Asked, answering, new_front
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = pytest.mark.real
-TOKEN = b"Authorization: Bearer secret-token\r\n"
+TOKEN = b"Host: h\r\nAuthorization: Bearer secret-token\r\n"
 BIG = bytes(range(256)) * (4096 * 8)
 
 
@@ -68,7 +68,8 @@ def served(folder: Path, **limits: float) -> Iterator[Served]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
     front.set_rules(
-        [(7, "secret-token", None, ""), (8, "other-token", ["other"], "")], {"data": (bucket, 100.0, 0)}
+        [(7, "secret-token", {"*": [""]}, "", ""), (8, "other-token", {"other": [""]}, "", "")],
+        {"data": (bucket, 100.0, 0)},
     )
 
     def answer(connection: int, asked: Asked) -> None:
@@ -86,7 +87,7 @@ def test_hits_of_what_is_fresh_held_and_verified_are_the_fronts(tmp_path: Path) 
         assert here.get("big").partition(b"\r\n\r\n")[2] == BIG
         assert here.get("big", b"Range: bytes=5000000-5000009\r\n").endswith(BIG[5000000:5000010])
         assert here.front.figures().handed_over == 0
-        assert here.front.take_hits() == {here.bucket: (3, 10 + len(BIG) + 10)}
+        assert here.front.take_hits() == {here.bucket: (3, 10 + len(BIG) + 10, 0, 0)}
         assert here.front.take_hits() == {}
         for key, *headers in (
             ("none",),
@@ -152,8 +153,8 @@ def test_a_file_that_is_shorter_than_it_should_be_breaks_the_connection(tmp_path
         (b"GET /data/small HTTP/1.1\r\nX: ", b"408"),
         (b"POST /-/read HTTP/1.1\r\n" + TOKEN + b"Content-Length: 5\r\n\r\nab", b"408"),
         (b"GET /data/small HTTP/1.1\r\nX: " + b"x" * 40000, b"431"),
-        (b"GET /data/small HTTP/1.1\r\n\r\n", b"401"),
-        (b"GET /data/small HTTP/1.1\r\nAuthorization: Bearer guessed\r\n\r\n", b"401"),
+        (b"GET /data/small HTTP/1.1\r\nHost: h\r\n\r\n", b"401"),
+        (b"GET /data/small HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer guessed\r\n\r\n", b"401"),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400"),
         (b"PUT /-/x HTTP/1.1\r\n" + TOKEN + b"Content-Length: 99999999\r\n\r\n", b"413"),
         (b"PUT /-/x HTTP/1.1\r\n" + TOKEN + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
@@ -269,6 +270,70 @@ def test_all_readers_have_their_share_of_what_may_go_out(tmp_path: Path) -> None
         assert here.front.figures().timed_out == 0
         assert min(got) > 0.5 * max(got), got
         assert sum(got) <= 20e6 * 6
+
+
+def test_tenants_have_equal_shares_however_many_connections_they_have(tmp_path: Path) -> None:
+    tokens = [(7, "secret-token", {"*": [""]}, "", "few"), (8, "other-token", {"*": [""]}, "", "many")]
+    with served(tmp_path, egress_bytes_per_s=20e6) as here:
+        here.front.set_rules(tokens, {"data": (here.bucket, 100.0, 0)}, {"few": 0.0, "many": 0.0})
+        got = {"few": 0, "many": 0}
+        lock = threading.Lock()
+
+        def read(who: str) -> None:
+            with here.connect() as link:
+                asked = request("big")
+                link.sendall((asked if who == "few" else asked.replace(b"secret-token", b"other-token")) * 20)
+                while got["few"] < 30e6:
+                    part = len(link.recv(1 << 16))
+                    with lock:
+                        got[who] += part
+
+        threads = [threading.Thread(target=read, args=(who,)) for who in ["few"] + 12 * ["many"]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 0.7 < got["many"] / got["few"] < 1.4, got
+
+
+def test_a_tenant_has_its_own_limit(tmp_path: Path) -> None:
+    tokens = [(7, "secret-token", {"*": [""]}, "", "slow"), (8, "other-token", {"*": [""]}, "", "fast")]
+    rate = 10e6
+    with served(tmp_path) as here:
+        here.front.set_rules(tokens, {"data": (here.bucket, 100.0, 0)}, {"slow": rate, "fast": 0.0})
+        ended: list[str] = []
+
+        def read(who: str) -> None:
+            with here.connect() as link:
+                asked = request("big", b"Connection: close\r\n")
+                link.sendall(asked if who == "slow" else asked.replace(b"secret-token", b"other-token"))
+                assert until_end(link).partition(b"\r\n\r\n")[2] == BIG
+            ended.append(who)
+
+        began = time.monotonic()
+        threads = [threading.Thread(target=read, args=(who,)) for who in ("slow", "slow", "slow", "fast")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended[0] == "fast"
+        # What may go out at once, and then no faster than its rate, on all its connections together.
+        assert time.monotonic() - began >= (3 * len(BIG) - rate * 0.1) / rate
+        assert here.front.charge(12345, "unknown") is False
+
+
+def test_what_another_asks_on_the_same_connection_lifts_no_limit(tmp_path: Path) -> None:
+    tokens = [(7, "secret-token", {"*": [""]}, "", "slow"), (8, "other-token", {"*": [""]}, "", "fast")]
+    rate = 10e6
+    with served(tmp_path) as here, here.connect() as link:
+        here.front.set_rules(tokens, {"data": (here.bucket, 100.0, 0)}, {"slow": rate, "fast": 0.0})
+        small = request("small").replace(b"secret-token", b"other-token")
+        began = time.monotonic()
+        link.sendall(
+            (request("big") + small) * 2 + small.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        )
+        assert until_end(link).count(b"small data") == 3
+        assert time.monotonic() - began >= (2 * len(BIG) - rate * 0.1) / rate
 
 
 def test_input_that_waits_behind_an_answer_is_looked_at(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.native_front import NOW, Asked, answering, new_front
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = pytest.mark.real
-REQUEST = b"POST /-/read HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+REQUEST = b"POST /-/read HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"
 CONTENT = {"a": b"content of a", "b": b"content of b"}
 LIST_BYTES = INSTANCE_BYTES + 2 * DESCRIPTOR.size
 
@@ -30,6 +30,7 @@ def near(folder: Path, **limits: float) -> Iterator[tuple[Front, socket.socket]]
         Path(files.path(number)).write_bytes(content)
         index.learn(bucket, key, "v1", len(content), False, NOW)
         index.hold(bucket, key, "v1", None, number, 0, 0, NOW)
+    front.set_rules([], {}, is_open=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen()

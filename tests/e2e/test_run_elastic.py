@@ -113,7 +113,8 @@ def test_a_second_agent_joins_and_leaves(tmp_path: Path) -> None:
         f"127.0.0.1:{free_port()}",
         "--no-cache",
     )
-    script = (TOY, "--out", ".", "--epochs", "12", "--step-s", "0.05")
+    # For longer than the second one takes to come and to go, also on a busy machine.
+    script = (TOY, "--out", ".", "--epochs", "30", "--step-s", "0.05")
     first = Stoker(tmp_path, *flags, "--audit", *script)
     wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
     other = tmp_path / "other"
@@ -131,6 +132,79 @@ def test_a_second_agent_joins_and_leaves(tmp_path: Path) -> None:
     assert sizes == [1, 2, 1], done.text
     steps = [e["step"] for e in ledger(tmp_path, "commit")]
     assert len(steps) == len(set(steps)), "no step was done twice"
+
+
+PLACES = """
+import os
+import sys
+import time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+told = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["GROUP_RANK"]
+(folder / f"started-{os.getpid()}").write_text(" ".join(told))
+
+import torch
+import torch.distributed as dist
+
+import stoker
+
+ctx = stoker.init()
+state = stoker.State(model=torch.nn.Linear(1, 1), worlds=0)
+
+
+@stoker.elastic
+def train(state):
+    while True:
+        enough = torch.tensor([(folder / "enough").exists()], dtype=torch.int)
+        dist.all_reduce(enough, dist.ReduceOp.MAX)
+        time.sleep(0.02)
+        state.commit()
+        (folder / f"place-{os.getpid()}").write_text(f"{ctx.rank} {ctx.world_size}")
+        if enough.item():
+            return
+
+
+train(state)
+"""
+
+
+def test_a_worker_is_told_the_rank_that_it_will_have(tmp_path: Path) -> None:
+    """Of RANK 0 there is one, also among workers that come later: a script may do there what is to be done once."""
+    (tmp_path / "places.py").write_text(PLACES)
+    (tmp_path / "other").mkdir()
+    flags = (
+        *("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--no-cache"),
+        *("--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(tmp_path / "places.py"), str(tmp_path)),
+    )
+
+    def told(pid: int) -> str:
+        path = tmp_path / f"started-{pid}"
+        return path.read_text() if path.exists() else ""
+
+    def newest(command: Stoker, before: set[int]) -> int:
+        wait_for(lambda: {w.pid for w in command.workers()} - before, why="a replacement")
+        return ({w.pid for w in command.workers()} - before).pop()
+
+    def trains(pid: int, place: str) -> bool:
+        path = tmp_path / f"place-{pid}"
+        return path.exists() and path.read_text() == place
+
+    first = Stoker(tmp_path, *flags)
+    wait_for(lambda: len(list(tmp_path.glob("place-*"))) == 2, why="a world of two")
+    second = Stoker(tmp_path / "other", *flags, environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
+    wait_for(lambda: len(list(tmp_path.glob("place-*"))) == 4, why="a world of four")
+    assert sorted(told(w.pid) for w in second.workers()) == ["2 4 1", "3 4 1"]
+    for command, place in ((second, "2 4"), (first, "0 4")):
+        before = {w.pid: w for w in command.workers()}
+        victim = next(pid for pid in before if told(pid).startswith(place[0]))
+        os.kill(victim, signal.SIGKILL)
+        replacement = newest(command, set(before))
+        wait_for(lambda pid=replacement, place=place: trains(pid, place), why=f"place {place} taken")  # type: ignore[misc]
+        assert told(replacement).startswith(place)
+    (tmp_path / "enough").touch()
+    done, also = first.finish(), second.finish()
+    assert (done.code, also.code) == (0, 0), done.text + also.text
 
 
 TRACE = """

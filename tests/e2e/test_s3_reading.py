@@ -155,7 +155,7 @@ def test_what_is_not_there_and_what_is_not_allowed_is_said_in_s3s_words(here: He
         client.head_object(Bucket="data", Key="none")
     assert code_of(caught)[0] == 404
     with pytest.raises(ClientError) as caught:
-        client.get_bucket_policy(Bucket="data")
+        client.get_bucket_metrics_configuration(Bucket="data", Id="any")
     assert code_of(caught) == (501, "NotImplemented")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import boto3
 import pyarrow
 import pyarrow.fs
 import pyarrow.parquet
@@ -21,13 +20,13 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from stoker.cache.client.client import CacheClient
 from tests.e2e.cache_helpers import served
 from tests.e2e.run_helpers import wait_for
+from tests.e2e.s3_helpers import boto3_at
 from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
 pytestmark = pytest.mark.real
@@ -42,14 +41,7 @@ class Here(NamedTuple):
     origin: str
 
     def boto3(self, which: int = 0, key: tuple[str, str] = WRITER, **config: Any) -> Any:
-        return boto3.client(
-            "s3",
-            endpoint_url=self.urls[which],
-            region_name="us-east-1",
-            aws_access_key_id=key[0],
-            aws_secret_access_key=key[1],
-            config=Config(retries={"total_max_attempts": 1}, **config),
-        )
+        return boto3_at(self.urls[which], key, **config)
 
     def at_origin(self, key: str) -> bytes | None:
         """What the origin has, asked without the cache."""

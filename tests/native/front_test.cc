@@ -319,7 +319,7 @@ Request batch_request(const std::string& asked, const std::string& instance) {
                            framed("one", false) + framed("2k", by_place);
   const std::string head = "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " +
                            std::to_string(body.size()) + "\r\n\r\n";
-  Request request{"POST /-/batch HTTP/1.1\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
+  Request request{"POST /-/batch HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
                       std::to_string(asked.size()) + "\r\n\r\n" + asked,
                   head + body, {}};
   if (asked == "pass") request.passed.push_back({1, head.size() + first.size()});
@@ -352,7 +352,7 @@ Request range_request(std::mt19937_64& chance, bool by_place) {
     else
       body += "\x01" + number_of(size, 4) + content(KEYS[key], held).substr(from, size);
   }
-  return {"POST /-/ranges HTTP/1.1\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
+  return {"POST /-/ranges HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret-token\r\nContent-Length: " +
               std::to_string(asked.size()) + "\r\n\r\n" + asked,
           "HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: " + std::to_string(body.size()) +
               "\r\n\r\n" + body,
@@ -360,7 +360,7 @@ Request range_request(std::mt19937_64& chance, bool by_place) {
 }
 
 Request pass_request(const std::string& instance) {
-  Request request{"GET /-/pass HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n\r\n", PASS_HEAD, {}};
+  Request request{"GET /-/pass HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret-token\r\n\r\n", PASS_HEAD, {}};
   for (const uint32_t container : {2, 1}) {
     request.answer += "before" + descriptor_frame(instance, container);
     request.passed.push_back({container, request.answer.size()});
@@ -377,7 +377,7 @@ Request near_request(std::mt19937_64& chance, const std::string& instance) {
 }
 
 Request any_request(std::mt19937_64& chance) {
-  const std::string token = "Authorization: Bearer secret-token\r\n";
+  const std::string token = "Host: h\r\nAuthorization: Bearer secret-token\r\n";
   const Stored& object = OBJECTS[chance() % std::size(OBJECTS)];
   const std::string key = object.key, bytes = content(key, object.size);
   switch (chance() % 13) {
@@ -511,7 +511,7 @@ void be_a_client(uint16_t port, const std::string& instance, std::atomic<bool>& 
         break;
       }
       if (chance() % 16 == 0) {
-        text += "GET /data/drop HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n\r\n";
+        text += "GET /data/drop HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret-token\r\n\r\n";
         const std::string got = exchange(fd, text, answers.size() + 1, chance, arrived);
         CHECK(answers.compare(0, got.size(), got) == 0 && "what came before it was dropped is right");
         break;
@@ -550,7 +550,7 @@ int main(int, char** argv) {
   front.listen(listening(port));
   front.listen(listening_near());
   auto rules = std::make_shared<Rules>();
-  rules->tokens.push_back({3, "secret-token", "", true, {}});
+  rules->add({3, "secret-token", "", {{"*", {""}}}, front.tenant("all", 0)});
   rules->buckets["data"] = {store.bucket, 100.0, NOW};
   front.set_rules(rules);
   front.set_now(NOW);

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
+
 SOURCE = Path(__file__).parents[2] / "src" / "stoker" / "_native"
 HERE = Path(__file__).parent
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
@@ -16,6 +18,8 @@ TESTS = {
     "index_test": (".", "1", "8"),
     "index_replay_test": (".", "1"),
     "front_test": (".", "1", "4"),
+    "peers_test": (".", "3", "4"),
+    "tls_test": (".", "1", "4"),
     "passing_test": (".",),
     "reads_test": ("1", "300"),
     "writer_test": (".",),
@@ -33,13 +37,17 @@ def compile_all(folder: Path, sanitizer: str) -> None:
     subprocess.run(["g++", *flags, "-c", *sources], cwd=folder, check=True)
     objects = [f"{path.stem}.o" for path in sources]
     for test in TESTS:
-        subprocess.run(["g++", *flags, HERE / f"{test}.cc", *objects, "-o", test], cwd=folder, check=True)
+        subprocess.run(
+            ["g++", *flags, HERE / f"{test}.cc", *objects, "-ldl", "-o", test], cwd=folder, check=True
+        )
 
 
 @pytest.mark.real
+@pytest.mark.timeout(900)  # all of it is compiled first
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_the_native_part_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> None:
     compile_all(tmp_path, sanitizer)
+    Authority(tmp_path / "pki").server()
     for test, arguments in TESTS.items():
         done = subprocess.run(
             [tmp_path / test, *arguments],

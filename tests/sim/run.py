@@ -13,9 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
-from tests.sim import cache_world, job_world
+from tests.sim import blob_world, cache_world, job_world, mount_world
 
-KINDS: dict[str, Callable[[int], str]] = {"job": job_world.run_world, "cache": cache_world.run_world}
+KINDS: dict[str, Callable[[int], str]] = {
+    "job": job_world.run_world,
+    "cache": cache_world.run_world,
+    "blob": blob_world.run_world,
+    "mount": mount_world.run_world,
+}
 CHUNK = 50
 
 

@@ -10,7 +10,11 @@ from typing import Any
 
 import msgspec
 
-from stoker.wire.cache_api import ERROR_CODES, BucketStatus, CacheStatus, ErrorBody
+from stoker.wire.cache_api import (
+    BucketStatus,
+    CacheStatus,
+)
+from stoker.wire.cache_errors import ERROR_CODES, ErrorBody
 
 Answers = dict[tuple[str, str], Callable[[bytes], Any]]
 """By method and route (`evict` of `/-/evict/b?prefix=`); an ErrorBody is an error."""

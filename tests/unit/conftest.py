@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,13 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch.distributed.destroy_process_group()
     runtime.cache_clear()
     session.cache_clear()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An agent's folder for snapshots."""
+    folder = tmp_path / "node"
+    folder.mkdir()
+    monkeypatch.setenv("STOKER_SNAPSHOT_DIR", str(folder))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run-1")
+    return folder

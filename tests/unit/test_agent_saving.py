@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,13 @@ for word in ({"failed": "no room"}, {"failed": "no room"}, {"saved": 7}):
     print(json.dumps(word), flush=True)
 input()
 """
+HANGS_A_WHILE = """
+import json
+input()
+for word in ({"failed": "hangs for 60 s"}, {"failed": "hangs for 120 s"}, {"saved": 7}):
+    print(json.dumps(word), flush=True)
+input()
+"""
 HANGS = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -39,6 +47,12 @@ print('{"commits": 7, "done_bytes": 5, "size_bytes": 10}', flush=True)
 time.sleep(600)
 """
 DIES_AT_THE_END = "input(); input(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+LEAVES_A_CHILD = """
+import json, os, time
+if child := os.fork():
+    print(json.dumps({"failed": str(child)}), flush=True)
+time.sleep(600)
+"""
 ENDS = "input(); import sys; sys.exit(3)"
 
 
@@ -201,6 +215,44 @@ def test_a_storage_that_hangs_holds_nobody_longer_than_the_limit(
     asyncio.run(story())
     assert "1 s did not suffice" in caplog.text.replace("1.0 s", "1 s")
     assert "writing the newest snapshot to the storage" in caplog.text
+
+
+def test_a_saver_that_is_not_seen_to_end_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one is that a file system holds in the kernel; here a child of it holds its pipe."""
+    monkeypatch.setattr(saving, "KILLED_S", 0.1)
+
+    async def story() -> None:
+        node = Node(tmp_path, LEAVES_A_CHILD)
+        node.wants_storage()
+        node.saver.look(writes=True)
+        assert node.saver._starting is not None
+        await node.saver._starting
+        await node.until(1)
+        try:
+            await node.finish(0.1)
+        finally:
+            os.kill(int(node.remarks[0].text), signal.SIGKILL)
+
+    asyncio.run(story())
+    assert "was killed and does not end" in caplog.text
+
+
+def test_a_storage_that_hangs_is_told_and_so_is_its_end(tmp_path: Path) -> None:
+    async def story() -> None:
+        node = Node(tmp_path, HANGS_A_WHILE)
+        node.wants_storage()
+        node.saver.look(writes=True)
+        await node.until(3)
+        await node.finish()
+        assert [(r.kind, r.text) for r in node.remarks] == [
+            ("checkpoint-failed", "hangs for 60 s"),
+            ("checkpoint-failed", "hangs for 120 s"),
+            ("checkpoint-written-again", "at commit 7"),
+        ]
+
+    asyncio.run(story())
 
 
 def test_who_is_in_a_hurry_does_not_wait(tmp_path: Path) -> None:

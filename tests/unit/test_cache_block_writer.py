@@ -60,7 +60,7 @@ def test_what_cannot_be_written_says_why_and_disturbs_nothing_else(tmp_path: Pat
 def test_who_is_cancelled_leaves_it_to_be_written(tmp_path: Path) -> None:
     async def story() -> None:
         writer = BlockWriter()
-        data = bytearray(os.urandom(5_000_000))
+        data = bytearray(os.urandom(50_000_000))
         task = asyncio.ensure_future(writer.write(opened(tmp_path / "f"), 0, data))
         await asyncio.sleep(0)
         task.cancel()

@@ -14,14 +14,14 @@ import pytest
 
 from stoker.cache.client.entries import children, objects
 from stoker.cache.client.loading import Wanted
+from stoker.cache.server.settings import ServerTlsFiles
 from stoker.cli.cache import add_cache_parser, serve_settings
 from stoker.cli.cache_manifest import read_manifest
 from stoker.cli.cache_options import Below, count, parse_below, seconds
-from stoker.cli.cache_top import rates_between
+from stoker.cli.cache_rates import rates_between
 from stoker.cli.main import main
 from stoker.errors import ConfigError
 from stoker.wire.cache_api import (
-    ErrorBody,
     Evicted,
     FleetMember,
     FleetStatus,
@@ -33,6 +33,7 @@ from stoker.wire.cache_api import (
     Pins,
     Refreshed,
 )
+from stoker.wire.cache_errors import ErrorBody
 from tests.unit.cache_fake import BUCKET, STATUS, faked
 
 
@@ -299,6 +300,33 @@ def test_sizes_in_a_file_are_not_negative(tmp_path: Path, stoker: Callable[..., 
     said = stoker("serve", "--config", str(file))
     assert said.code == 2
     assert f"--{line.split()[-3]}: " in said.err
+
+
+def test_tls_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_cache_parser(parser.add_subparsers())
+    words = ["cache", "serve", "--dir", "d", "--capacity", "1GB"]
+    assert serve_settings(parser.parse_args(words)).tls is None
+    both = [*words, "--tls-cert", "c", "--tls-key", "k"]
+    assert serve_settings(parser.parse_args(both)).tls == ServerTlsFiles(Path("c"), Path("k"), None)
+    file = tmp_path / "cache.toml"
+    file.write_text(
+        'dir = "d"\ncapacity = "1GB"\ntls_cert = "c"\ntls_key = "k"\ntls_client_ca = "a"\naccess = "f"\n'
+    )
+    settings = serve_settings(parser.parse_args(["cache", "serve", "--config", str(file)]))
+    assert settings.tls == ServerTlsFiles(Path("c"), Path("k"), Path("a"))
+    for missing in (["--tls-cert", "c"], ["--tls-key", "k"], ["--tls-client-ca", "a"]):
+        with pytest.raises(ConfigError, match="give both --tls-cert FILE and --tls-key FILE"):
+            serve_settings(parser.parse_args([*words, *missing]))
+    with pytest.raises(ConfigError, match="of no use without --access FILE"):
+        serve_settings(parser.parse_args([*both, "--tls-client-ca", "a"]))
+    required = serve_settings(parser.parse_args([*both, "--tls-client-ca", "a", "--tls-client-required"])).tls
+    assert required == ServerTlsFiles(Path("c"), Path("k"), Path("a"), is_client_required=True)
+    file.write_text(f"{file.read_text()}tls_client_required = true\n")
+    assert serve_settings(parser.parse_args(["cache", "serve", "--config", str(file)])).tls == required
+    for words_of in (words, both):
+        with pytest.raises(ConfigError, match="give --tls-client-ca FILE"):
+            serve_settings(parser.parse_args([*words_of, "--tls-client-required"]))
 
 
 def test_what_may_go_out_is_said_as_a_size() -> None:

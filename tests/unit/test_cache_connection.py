@@ -81,3 +81,10 @@ def test_chunks_that_are_none_are_no_answer(pair: tuple[Connection, socket.socke
     head = connection.head()
     with pytest.raises(WireError):
         connection.body(head)
+
+
+def test_a_chunk_whose_size_does_not_end_is_not_gathered(pair: tuple[Connection, socket.socket]) -> None:
+    connection, server = pair
+    server.sendall(HEAD + b"1" * 200_000)
+    with pytest.raises(WireError, match="a chunk without a size"):
+        connection.body(connection.head())

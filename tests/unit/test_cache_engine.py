@@ -525,7 +525,7 @@ def test_the_origin_of_a_bucket_that_cannot_be_added_is_closed(tmp_path: Path) -
             opened.append(ClosedOrigin(url))
             return opened[-1]
 
-        world.engine._open_origin = open_origin
+        world.engine._origins._open_origin = open_origin
         rules = tuple(PrefixSpec(f"p{n}/", pinned=True) for n in range(256))
         with pytest.raises(ConfigError, match="more than 255 prefixes"):
             world.engine.add_bucket("c", BucketSpec("memory://c", prefixes=rules))

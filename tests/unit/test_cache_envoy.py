@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.base.clock import SystemClock
-from stoker.cache.auth.tokens import TokenAuth
+from stoker.cache.auth.access import access_of
 from stoker.cache.fleet.discovery import Discovery, resolve_host
 from stoker.cache.fleet.envoy import (
     CLUSTER,
+    TLS,
+    TRANSPORT,
     TYPE_URL,
     DiscoveryRequest,
     Endpoint,
@@ -94,6 +96,21 @@ def test_endpoints_are_members_with_their_shares_and_zones() -> None:
             "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": "b"}}},
         }
     ]
+
+
+def test_who_speaks_tls_is_spoken_to_by_the_name_that_the_fleet_has() -> None:
+    members = FleetMember("a", "https://one.site:7443"), FleetMember("b", "http://one.site:7070")
+    found = endpoints_of(members, {"one.site": "10.0.0.1"})
+    told = [one for group in assignment(CLUSTER, found)["endpoints"] for one in group["lb_endpoints"]]
+    assert [one["endpoint"].get("hostname") for one in told] == ["one.site", None]
+    assert [one["metadata"]["filter_metadata"].get(TRANSPORT) for one in told] == [TLS, None]
+    cluster = bootstrap(BootstrapOptions(LISTENER, endpoints_file="/e", server_ca="/ca"))["static_resources"][
+        "clusters"
+    ][0]
+    (matched,) = cluster["transport_socket_matches"]
+    assert matched["match"] == TLS
+    socket = matched["transport_socket"]["typed_config"]
+    assert (socket["auto_host_sni"], socket["auto_sni_san_validation"]) == (True, True)
 
 
 def test_who_leaves_is_drained() -> None:
@@ -253,6 +270,39 @@ def test_arguments_say_where_envoy_asks() -> None:
         cache_envoy.bootstrap_options(arguments_of("--port", "x:y"))
 
 
+def test_a_fleet_of_addresses_that_speak_tls_needs_a_name() -> None:
+    fleet = (
+        "--fleet",
+        "https://10.0.0.1:7070,one=https://[::1]:7443,https://one.site:7070,http://10.0.0.2:7070",
+    )
+    for known in ((), ("--server-name", "s"), ("--ca", "ca.pem", "--server-name", "s")):
+        cache_envoy.bootstrap_options(arguments_of(*fleet, *known))
+    for where in ("file:///f", "etcd://10.0.0.1:2379", "https://one.site:7070"):
+        cache_envoy.bootstrap_options(arguments_of("--fleet", where, "--ca", "ca.pem"))
+    why = (
+        "10.0.0.1:7070 at https://10.0.0.1:7070, one at https://.::1.:7443: Envoy .* with --server-name NAME"
+    )
+    with pytest.raises(ConfigError, match=why):
+        cache_envoy.bootstrap_options(arguments_of(*fleet, "--ca", "ca.pem"))
+
+
+def test_who_follows_a_fleet_is_told_of_addresses_that_speak_tls(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        told = Told()
+        discovery, task = await following(told)
+        for members in (
+            [FleetMember("a", "https://127.0.0.1:70")],
+            [FleetMember("a", "https://127.0.0.1:70"), FleetMember("b", "http://127.0.0.1:71")],
+        ):
+            told.said.put_nowait(members)
+            await until(lambda members=members: len(discovery.endpoints or ()) == len(members))  # type: ignore[misc]
+        await ended(task)
+
+    asyncio.run(story())
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned.startswith("a at https://127.0.0.1:70: Envoy verifies certificates by names")
+
+
 def test_what_is_served_to_other_machines_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_CACHE_TOKEN", raising=False)
     for words, why in (
@@ -368,7 +418,7 @@ def test_only_who_may_is_told() -> None:
     async def run() -> None:
         told = Told()
         discovery, task = await following(told)
-        router = DiscoveryRouter(discovery, TokenAuth([TOKEN, "another-token:b"]))
+        router = DiscoveryRouter(discovery, access_of([TOKEN, "another-token:b"]))
         shown = {"authorization": f"Bearer {TOKEN}"}
         assert (await router.handle("GET", HEALTH_PATH, {}, b"")).status == 503
         await told.said.put(MEMBERS)
@@ -389,7 +439,7 @@ def test_only_who_may_is_told() -> None:
 def test_a_server_hangs_up_when_it_stops_though_somebody_waits() -> None:
     async def run() -> None:
         discovery, task = await following(Told())
-        server = DiscoveryServer(DiscoveryRouter(discovery, TokenAuth([])), "127.0.0.1", 0)
+        server = DiscoveryServer(DiscoveryRouter(discovery, access_of([])), "127.0.0.1", 0)
         url = await server.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(f"POST {DISCOVERY_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode())

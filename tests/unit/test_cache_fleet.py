@@ -19,7 +19,13 @@ from stoker.cache.server.buckets import mark_of
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.peers import PeerRefused, Peers
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
-from stoker.wire.cache_api import BucketSpec, ErrorBody, FleetMember, FleetStatus, Refreshed
+from stoker.wire.cache_api import (
+    BucketSpec,
+    FleetMember,
+    FleetStatus,
+    Refreshed,
+)
+from stoker.wire.cache_errors import ErrorBody
 from tests.unit.cache_fake import faked
 
 ME = FleetMember("x", "http://x:1")
@@ -27,6 +33,9 @@ ME = FleetMember("x", "http://x:1")
 
 class Members:
     """A membership that says what a test puts in; an exception is raised."""
+
+    confirmed_until = float("inf")
+    lag_s = 0.0
 
     def __init__(self, *said: Sequence[FleetMember] | Exception) -> None:
         self.said: asyncio.Queue[Sequence[FleetMember] | Exception] = asyncio.Queue()
@@ -369,3 +378,21 @@ def test_the_same_bucket_at_another_s3_server_is_another_origin() -> None:
         for query in ("endpoint=http://one:1", "endpoint=http://two:1", "region=x", "secret_access_key=1")
     }
     assert len(marks) == 3, "keys and regions tell nothing apart"
+
+
+def test_who_joins_after_a_write_is_to_ask_again() -> None:
+    """It may have asked before the write, when it was a member for nobody yet that could have told it."""
+
+    async def story() -> None:
+        members, peers = Members([member("y")]), Answering()
+        fleet = fleet_of(members, peers)
+        await fleet.start()
+        await until(lambda: names(fleet) == {"x", "y"})
+        assert peers.told == []
+        await fleet.refresh_all("b", "k")
+        assert peers.told == ["http://y:1"]
+        members.said.put_nowait([ME, member("y"), member("z")])
+        await until(lambda: peers.told == ["http://y:1", "http://z:1"])
+        await fleet.leave()
+
+    run(story)

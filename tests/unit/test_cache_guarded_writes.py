@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ import pytest
 from stoker.base.rng import Rng
 from stoker.cache.limits import CLOSED, OPEN, OriginLimits
 from stoker.cache.origin.guarded_writes import GuardedWritableOrigin
+from stoker.cache.origin.local_writing import WritableLocalOrigin
 from stoker.cache.origin.memory_writing import WritableMemoryOrigin
 from stoker.cache.origin.port import Part
-from stoker.errors import OriginError, PreconditionFailed, WrongBodyLength
+from stoker.cache.origin.s3_signing import Credentials
+from stoker.cache.origin.users import OriginUser
+from stoker.cache.origin.writing_port import Owner
+from stoker.errors import OriginError, PreconditionFailed, WriteDenied, WrongBodyLength
 from stoker.testing.cache_origin_writable import Trouble, body
 from stoker.wire.cache_api import ObjectInfo
 from tests.clocks import HandClock
@@ -135,3 +141,29 @@ def test_writes_wait_for_their_turn_among_requests() -> None:
         assert world.origin.is_busy
 
     run(story())
+
+
+def test_all_users_of_an_origin_are_within_its_guard(tmp_path: Path) -> None:
+    async def story() -> None:
+        limits = OriginLimits(retry_first_s=0.001, breaker_failures=1)
+        origin = GuardedWritableOrigin(WritableLocalOrigin(str(tmp_path)), limits, HandClock(), Rng(1))
+        mine = OriginUser(Owner(os.getuid(), os.getgid()))
+        await origin.written_as(mine).put("a", body(b"x"), 1)
+        assert origin.counters.bytes_written == 1
+        assert origin.written_as(None) is origin
+        with pytest.raises(WriteDenied, match="no Unix user there"):
+            origin.written_as(OriginUser(credentials=Credentials("K", "S")))
+        with pytest.raises(OriginError):
+            await origin.once(_broken)
+        assert origin.state == OPEN
+        with pytest.raises(OriginError, match="left alone"):
+            await origin.written_as(mine).put("a", body(b"y"), 1)
+        world = World()
+        with pytest.raises(WriteDenied, match="knows no users"):
+            world.origin.written_as(mine)
+
+    run(story())
+
+
+async def _broken() -> None:
+    raise OriginError("no answer")

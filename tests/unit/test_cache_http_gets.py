@@ -268,3 +268,44 @@ def test_nobody_there_is_an_origin_error() -> None:
             await body(gets)
 
     asyncio.run(story())
+
+
+def test_a_kept_connection_that_was_lost_is_given_up_with_those_that_went_the_same_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them would cost as long again."""
+    monkeypatch.setattr(http_gets, "_LOST_S", 0.1)
+    kept: list[asyncio.StreamWriter] = []
+
+    async def say(number: int, writer: asyncio.StreamWriter) -> None:
+        if number <= 4:
+            kept.append(writer)
+            await asyncio.sleep(0.05)
+        elif writer in kept:
+            await asyncio.sleep(0.3)
+            writer.close()
+            return
+        writer.write(head(3) + b"yes")
+
+    async def story(server: Server, gets: HttpGets) -> None:
+        await asyncio.gather(*(body(gets) for _ in range(4)))
+        assert await body(gets) == [b"yes"]
+        assert server.connections == 5
+        assert server.requests == 6, "one was lost, and one more made; the other kept ones were not tried"
+
+    run(say, story)
+
+
+def test_what_is_asked_of_connections_that_were_ended_makes_no_others() -> None:
+    async def say(_: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(3) + b"yes")
+
+    async def story(server: Server, gets: HttpGets) -> None:
+        asked = asyncio.ensure_future(body(gets))
+        await asyncio.sleep(0)  # it is about to connect
+        gets.close()
+        with pytest.raises(OriginError, match="not asked any more"):
+            await asked
+        assert server.requests == 0
+
+    run(say, story)

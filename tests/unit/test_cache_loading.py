@@ -12,8 +12,14 @@ import pytest
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.loading import Failure, LoadCounts, Loader, Wanted, batches
 from stoker.cache.client.servers import Servers, SlowAnswer
-from stoker.errors import CacheUnavailable, WireError
-from stoker.wire.cache_api import ErrorBody, FleetMember, FleetStatus, LoadAnswer, LoadItem
+from stoker.errors import CacheUnavailable, ConfigError, WireError
+from stoker.wire.cache_api import (
+    FleetMember,
+    FleetStatus,
+    LoadAnswer,
+    LoadItem,
+)
+from stoker.wire.cache_errors import ErrorBody
 from tests.unit.cache_fake import STATUS, faked
 
 
@@ -195,3 +201,9 @@ def test_an_answer_about_other_keys_is_refused() -> None:
         pytest.raises(WireError, match="not about the objects"),
     ):
         client.load("b", ["k"])
+
+
+@pytest.mark.parametrize("endpoint", ["", " ", ",", " , "])
+def test_an_endpoint_that_names_nobody_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="names no cache server"):
+        Servers(endpoint, None, timeout_s=1.0)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from stoker.cache.client.asked import ByteRange, Parts, Wholes, cut_at_owners, joined, raise_first
 from stoker.cache.client.batch import split_frames
 from stoker.errors import ObjectChanged, ObjectNotFound, WireError
-from stoker.wire.cache_api import ErrorBody
 from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
@@ -22,6 +21,7 @@ from stoker.wire.cache_batch import (
     RANGE,
     ReadRequest,
 )
+from stoker.wire.cache_errors import ErrorBody
 
 
 def frame(kind: int, body: bytes) -> bytes:

@@ -49,6 +49,25 @@ def test_quotas_are_kept_within_the_lot_and_within_the_bucket() -> None:
     assert room.ask(3, 30).fits
 
 
+def test_a_tenant_has_a_quota_over_all_its_buckets() -> None:
+    room = room_of(Lot(1, "a"), Lot(2, "b"), Lot(3, "c"))
+    for bucket, tenant in (("a", "vision"), ("b", "vision"), ("c", "")):
+        room.set_tenant(bucket, tenant)
+    room.set_tenant_quotas({"vision": 50, "audio": 1})
+    room.take(1, 30)
+    room.take(2, 15)
+    assert room.used_by_tenant("vision") == 45
+    assert room.ask(1, 5).fits
+    need = room.ask(2, 8)
+    assert (need.missing_bytes, need.lots) == (3, {1, 2})
+    assert "the quota of the tenant vision" in need.why
+    assert room.ask(3, 50).fits
+    room.set_tenant_quotas({"vision": 90})
+    assert room.ask(2, 8).fits
+    room.set_tenant("b", "")
+    assert room.used_by_tenant("vision") == 30
+
+
 def test_spare_room_is_for_moving_and_leaving_files_count() -> None:
     room = room_of(Lot(1, "a"), spare_bytes=10)
     room.take(1, 85)

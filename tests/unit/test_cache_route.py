@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from stoker.base.clock import BootClock
 from stoker.base.rng import Rng
-from stoker.cache.fleet.folder import FolderMembership
+from stoker.cache.fleet.folder import MARGIN_S, FolderMembership
 from stoker.cache.fleet.open import open_membership, parse_member
 from stoker.cache.fleet.static import StaticMembership, as_listed
 from stoker.cache.maglev import Member
@@ -103,7 +104,7 @@ def test_a_server_that_is_no_member_asks_and_keeps_what_it_was_asked_for() -> No
 def test_a_list_of_members_is_read_or_refused() -> None:
     member = parse_member("cache-1=http://10.0.0.1:7070/;weight=3;zone=rack1")
     assert member == FleetMember("cache-1", "http://10.0.0.1:7070", 3, "rack1")
-    assert parse_member("http://a:1").name == "a:1"
+    assert parse_member("http://a:1").name == parse_member("https://a:1").name == "a:1"
     for bad in (
         "a:1",
         "http://a",
@@ -122,6 +123,34 @@ def test_a_list_of_members_is_read_or_refused() -> None:
     assert isinstance(static, StaticMembership)
     with pytest.raises(ConfigError, match="none of its fleet's members"):
         asyncio.run(static.announce(FleetMember("c", "http://c:3")))
+
+
+def test_a_member_of_a_folder_is_sure_of_its_fleet_as_long_as_it_writes_and_reads(tmp_path: Path) -> None:
+    async def story() -> None:
+        folder, clock = tmp_path / "members", BootClock()
+        one = FolderMembership(folder, beat_s=0.05, lease_s=2.0)
+        assert one.confirmed_until < clock.now()
+        await one.announce(FleetMember("one", "http://one:1"))
+        assert one.confirmed_until < clock.now(), "who else is there it has not read yet"
+        reading = asyncio.create_task(_read_on(one))
+        await asyncio.sleep(0.3)
+        assert one.confirmed_until > clock.now() + 1.0
+        assert one.confirmed_until < clock.now() + 2.0 - MARGIN_S + 0.001
+        os.rename(folder, tmp_path / "away")
+        await asyncio.sleep(0.2)
+        before = one.confirmed_until
+        await asyncio.sleep(0.3)
+        assert one.confirmed_until == before
+        reading.cancel()
+        await one.leave()
+        assert one.confirmed_until < 0
+
+    asyncio.run(story())
+
+
+async def _read_on(membership: FolderMembership) -> None:
+    async for _ in membership.members():
+        pass
 
 
 def test_members_meet_in_a_folder_and_are_gone_once_they_fall_silent(tmp_path: Path) -> None:
@@ -185,13 +214,33 @@ def test_lists_are_bounded_and_dropped_by_prefix() -> None:
         assert 0 < lists.size_bytes <= 10_000
     assert lists.get("b", "a/", None, 1000, 5.0, 12.0) is None
     lists.put("b", "a/b/", None, 1, page, 10.0)
-    lists.refresh("b", "a/b/c")
+    lists.refresh("b", "a/b/c", 0.0)
     assert lists.get("b", "a/b/", None, 1, 5.0, 10.0) is None
     lists.put("b", "a/b/", None, 1, page, 10.0)
-    lists.refresh("other", "")
+    lists.refresh("other", "", 0.0)
     assert lists.get("b", "a/b/", None, 1, 5.0, 10.0) is not None
-    lists.refresh("b", "a/")
+    lists.refresh("b", "a/", 0.0)
     assert lists.get("b", "a/b/", None, 1, 5.0, 10.0) is None
+
+
+def test_a_page_from_before_a_refresh_is_not_kept() -> None:
+    lists, page = Lists(), ObjectPage([ObjectInfo("a/b/c", 1, "v")])
+
+    def is_kept(prefix: str, asked_at: float, bucket: str = "b") -> bool:
+        lists.put(bucket, prefix, None, 1000, page, asked_at)
+        return lists.get(bucket, prefix, None, 1000, 1000.0, asked_at) is not None
+
+    lists.refresh("b", "a/b/", 10.0)
+    for prefix in ("", "a/", "a/b/", "a/b/c"):
+        assert not is_kept(prefix, 9.9)
+        assert not is_kept(prefix, 10.0)
+        assert is_kept(prefix, 10.1)
+    assert is_kept("a/x", 9.0)
+    assert is_kept("a/b/", 9.0, "other")
+    for number in range(1000):
+        lists.refresh("b", f"z/{number}", 20.0 + number)
+    assert not is_kept("a/y", 500.0), "what was refreshed then is forgotten by now"
+    assert is_kept("a/y", 1100.0)
 
 
 def test_a_server_is_what_its_fleets_list_says_of_it() -> None:

@@ -12,7 +12,8 @@ from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
 from stoker.cache.limits import OriginLimits
 from stoker.cache.origin.guarded import GuardedOrigin
-from stoker.cache.origin.obstore_origin import ObstoreOrigin, open_s3
+from stoker.cache.origin.obstore_origin import ObstoreOrigin
+from stoker.cache.origin.s3_origin import open_s3
 from stoker.errors import ObjectChanged, ObjectNotFound, StokerError
 
 BODY = bytes(range(256)) * 8192
@@ -143,3 +144,40 @@ def test_settings_that_only_obstore_knows_are_its(name: str) -> None:
     assert open_s3("s3://b", {"endpoint": "http://h"}, {})._direct is not None
     assert open_s3("s3://b", {"endpoint": "http://h"}, {name: "true"})._direct is None
     assert open_s3("s3://b", {"endpoint": "https://h"}, {})._direct is None
+
+
+@pytest.mark.parametrize(("etag", "version"), [('"abc-2"', "abc-2"), ('W/"abc"', 'W/"abc"')])
+def test_a_version_is_the_tag_without_quotes_and_asked_for_with_them(etag: str, version: str) -> None:
+    heads: list[str] = []
+
+    async def say(number: int, head: str, writer: asyncio.StreamWriter) -> None:
+        heads.append(head)
+        writer.write(whole(head, etag=etag))
+
+    async def story(origin: ObstoreOrigin) -> None:
+        opened = await origin.open("k", 10)
+        await opened.parts.aclose()
+        assert opened.info.version == version
+        assert await origin.read("k", 0, 10, version) == BODY[:10]
+        assert f"if-match: {etag}\r\n" in heads[-1]
+        # As an index of another time has it.
+        assert await origin.read("k", 0, 10, etag) == BODY[:10]
+        assert f"if-match: {etag}\r\n" in heads[-1]
+
+    run(say, story)
+
+
+def test_what_is_opened_tells_its_headers() -> None:
+    told = "Content-Type: text/x\r\nCache-Control: no-store\r\nx-amz-meta-who: me\r\nx-amz-request-id: 1\r\n"
+
+    async def say(number: int, head: str, writer: asyncio.StreamWriter) -> None:
+        first, _, rest = whole(head).partition(b"\r\n")
+        writer.write(first + b"\r\n" + told.encode() + rest)
+
+    async def story(origin: ObstoreOrigin) -> None:
+        opened = await origin.open("k", 10)
+        await opened.parts.aclose()
+        headers = (("cache-control", "no-store"), ("content-type", "text/x"), ("x-amz-meta-who", "me"))
+        assert opened.info.headers == headers
+
+    run(say, story)

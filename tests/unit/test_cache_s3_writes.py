@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import pytest
 from botocore.auth import S3SigV4Auth
@@ -27,7 +27,9 @@ def answer(status: str, text: bytes, fields: str = "") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n{fields}\r\n".encode() + text
 
 
-def run(say: Say, story: Callable[[WritableOrigin], Awaitable[None]]) -> int:
+def run(
+    say: Say, story: Callable[[WritableOrigin], Awaitable[None]], keys: Mapping[str, str] | None = None
+) -> int:
     """An origin at a server that answers each request by `say`, with its number and head. How many requests came."""
     requests = 0
 
@@ -46,7 +48,7 @@ def run(say: Say, story: Callable[[WritableOrigin], Awaitable[None]]) -> int:
     async def all_of_it() -> None:
         server = await asyncio.start_server(connected, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        origin = open_writable_origin(f"s3://b/p?endpoint=http://127.0.0.1:{port}")
+        origin = open_writable_origin(f"s3://b/p?endpoint=http://127.0.0.1:{port}", keys)
         try:
             await story(origin)
         finally:
@@ -183,9 +185,28 @@ def test_a_server_that_never_asks_for_the_body_gets_it() -> None:
 
     async def story(origin: WritableOrigin) -> None:
         counted = Counted(3 * MIB)
-        assert (await origin.put("k", counted.parts(), 3 * MIB)).version == '"v"'
+        assert (await origin.put("k", counted.parts(), 3 * MIB)).version == "v"
 
     run(say, story)
+
+
+@pytest.mark.parametrize("sha256", ["", "5f" * 32])
+def test_a_body_is_signed_by_what_its_sender_says_of_it(sha256: str) -> None:
+    heads: list[str] = []
+
+    async def say(number: int, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(head.lower())
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await reader.readexactly(length_of(head))
+        writer.write(PUT)
+
+    async def story(origin: WritableOrigin) -> None:
+        await origin.put("k", Counted(3 * MIB).parts(), 3 * MIB, sha256=sha256)
+
+    run(say, story, {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"})
+    assert f"x-amz-content-sha256: {sha256 or IN_CHUNKS.lower()}\r\n" in heads[0]
+    assert ("content-encoding: aws-chunked" in heads[0]) == (not sha256)
+    assert (length_of(heads[0]) == 3 * MIB) == bool(sha256)
 
 
 @pytest.mark.parametrize("after_bytes", [0, 1, MIB])

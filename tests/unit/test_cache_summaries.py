@@ -27,6 +27,10 @@ BLOCK = 64 * 1024
 class Members:
     """Who is in the fleet, as a test says."""
 
+    problem: str | None = None
+    confirmed_until = float("inf")
+    lag_s = 0.0
+
     def __init__(self, names: str) -> None:
         self.now = [FleetMember(name, f"http://{name}:1") for name in names]
 

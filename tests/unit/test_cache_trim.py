@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from stoker.base.rng import Rng
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.peers import Block
@@ -87,3 +89,34 @@ def test_servers_trim_at_different_times(tmp_path: Path) -> None:
         assert all(1.0 <= wait_s <= 6.0 for wait_s in waits)
 
     run(World(tmp_path, policy="lru", max_replicas=1), story)
+
+
+def test_nonsense_of_another_server_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        x = world.servers["x"]
+        asked = asyncio.Event()
+
+        async def too_few(url: str, bucket: str, blocks: Sequence[Block]) -> HeldAnswer:
+            asked.set()
+            return HeldAnswer([])
+
+        world.peers.held = too_few  # type: ignore[method-assign]
+        for n in range(20):
+            await x.put(f"k{n}", 1000)
+        trim = Trim(x.engine, At0(5), after_s=0.0)
+        trim.start()
+        for _ in range(2):
+            x.engine.fleet.on_change()
+            await asyncio.wait_for(asked.wait(), 20)
+            asked.clear()
+        await trim.stop()
+
+    run(World(tmp_path, policy="lru", max_replicas=1), story)
+    assert "counting copies of b failed" in caplog.text
+
+
+class At0(Rng):
+    """Nobody waits for chance."""
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        return low

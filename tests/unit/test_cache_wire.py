@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import errors
-from stoker.cache.auth.tokens import UNPROVEN, TokenAuth, check_listen
+from stoker.cache.auth.access import access_of, check_listen
+from stoker.cache.auth.principals import UNPROVEN
 from stoker.cache.client.asked import Wholes
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.client import CacheClient
 from stoker.cache.origin.open import open_origin, without_query, without_secrets
 from stoker.errors import ConfigError, ObjectNotFound, WireError
-from stoker.wire.cache_api import ERROR_CODES, ErrorBody, code_of, error_of
 from stoker.wire.cache_batch import FRAME, FRAME_DATA, FRAME_LAST
+from stoker.wire.cache_errors import ERROR_CODES, ErrorBody, code_of, error_of
 from stoker.wire.http import etag_of, object_target, parse_response_head, split_target, version_of
 
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
@@ -93,22 +94,22 @@ def test_frames_are_put_together() -> None:
 
 
 def test_tokens_open_what_they_name_and_nothing_else() -> None:
-    auth = TokenAuth(["all-buckets", "only-some:a, b"])
-    assert auth.rules() == [(0, "all-buckets", None, ""), (1, "only-some", ["a", "b"], "")]
-    everything, some = auth.principal(0), auth.principal(1)
+    access = access_of(["all-buckets", "only-some:a, b"])
+    assert access.rules() == [
+        (0, "all-buckets", {"*": [""]}, "", "token-1"),
+        (1, "only-some", {"a": [""], "b": [""]}, "", "token-2"),
+    ]
+    everything, some = access.principal(0), access.principal(1)
     assert everything.is_unrestricted
-    assert (some.may_read("a"), some.may_read("b"), some.may_read("c"), some.is_unrestricted) == (
-        True,
-        True,
-        False,
-        False,
-    )
+    assert [some.may_read(bucket, "k") for bucket in "abc"] == [True, True, False]
+    assert not some.is_unrestricted
+    assert not some.may_write("a", "k")
     for token in (-3, -2, -1, 2):
-        nobody = auth.principal(token)
+        nobody = access.principal(token)
         assert nobody is UNPROVEN
         assert not nobody.may_read("a")
         assert not nobody.is_unrestricted
-    assert TokenAuth([]).principal(-2).is_unrestricted
+    assert access_of([]).principal(-2).is_unrestricted
 
 
 @pytest.mark.parametrize(
@@ -116,16 +117,19 @@ def test_tokens_open_what_they_name_and_nothing_else() -> None:
 )
 def test_bad_tokens_are_refused_without_being_shown(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TokenAuth([token])
+        access_of([token])
     assert not token or token not in str(caught.value)
 
 
 def test_keys_open_what_they_name_to_those_who_sign_with_them() -> None:
-    auth = TokenAuth(["all-buckets"], ["AKID:secret/of+one", "OTHER:secret-two:a, b"])
-    assert auth.rules()[1:] == [(1, "secret/of+one", None, "AKID"), (2, "secret-two", ["a", "b"], "OTHER")]
+    auth = access_of(["all-buckets"], ["AKID:secret/of+one", "OTHER:secret-two:a, b"])
+    assert [(one[1], one[3], one[4]) for one in auth.rules()[1:]] == [
+        ("secret/of+one", "AKID", "key-AKID"),
+        ("secret-two", "OTHER", "key-OTHER"),
+    ]
     assert auth.fleet_token() == "all-buckets"
-    assert TokenAuth([], ["AKID:secret-one"]).fleet_token() is None
-    assert not TokenAuth([], ["AKID:secret-one"]).is_open
+    assert access_of([], ["AKID:secret-one"]).fleet_token() is None
+    assert not access_of([], ["AKID:secret-one"]).is_open
     assert (auth.secret_of("OTHER"), auth.secret_of("NONE")) == ("secret-two", None)
     assert auth.principal_of_key("OTHER").may_read("b")
     assert auth.principal(2) is auth.principal_of_key("OTHER")
@@ -145,22 +149,22 @@ def test_keys_open_what_they_name_to_those_who_sign_with_them() -> None:
 )
 def test_bad_keys_are_refused_without_their_secrets_being_shown(key: str) -> None:
     with pytest.raises(ConfigError, match="key 1") as caught:
-        TokenAuth([], [key])
+        access_of([], [key])
     assert "secret-one" not in str(caught.value)
 
 
 def test_two_keys_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="another key"):
-        TokenAuth([], ["AKID:secret-one", "AKID:secret-two"])
+        access_of([], ["AKID:secret-one", "AKID:secret-two"])
 
 
 def test_other_machines_need_a_token() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", ""):
         with pytest.raises(ConfigError, match="--token"):
-            check_listen(host, TokenAuth([]))
-        check_listen(host, TokenAuth(["long-enough"]))
+            check_listen(host, access_of([]))
+        check_listen(host, access_of(["long-enough"]))
     for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
-        check_listen(host, TokenAuth([]))
+        check_listen(host, access_of([]))
 
 
 @pytest.mark.parametrize(

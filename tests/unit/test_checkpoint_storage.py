@@ -19,9 +19,11 @@ from stoker.train.checkpoints import dcp_write
 from stoker.train.checkpoints.dcp_read import Slice
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.manifest import MANIFEST
-from stoker.train.checkpoints.places import RemotePlace, Sink
+from stoker.train.checkpoints.places import RemotePlace, Sink, place_within
 from stoker.train.checkpoints.reader import CheckpointReader
 from stoker.train.checkpoints.storage import CheckpointStorage
+from stoker.train.checkpoints.storage_port import RunStorage
+from stoker.train.sharded_storage import StoredParts
 from tests.unit.checkpoint_states import image_at, rows, same, state_of
 
 
@@ -150,6 +152,25 @@ def test_a_folder_that_goes_while_it_is_written_to_is_a_problem_of_the_environme
         CheckpointStorage(str(tmp_path / "run")).write(image_at(1), wrote)
 
 
+@pytest.mark.parametrize("defect", [TypeError, AttributeError, AssertionError, NameError, MemoryError])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_defect_is_no_trouble_of_the_storage(url: str, at: int, defect: type[Exception]) -> None:
+    """It would be tried again and again, and the console would blame the storage. Nothing is left of the attempt."""
+    storage, words = CheckpointStorage(url), 0
+    storage.write(image_at(1))
+
+    def wrote(size_bytes: int) -> None:
+        nonlocal words
+        words += 1
+        if words > at:
+            raise defect("of our own")
+
+    with pytest.raises(defect, match="of our own"):
+        storage.write(image_at(2), wrote)
+    assert commits_in(storage) == [1]
+    assert len(storage._place.list()) == 1
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_where_one_of_the_files_fails_so_does_the_checkpoint(
     failing: int, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +179,9 @@ def test_where_one_of_the_files_fails_so_does_the_checkpoint(
     storage, create = CheckpointStorage(url), RemotePlace.create
     monkeypatch.setattr(dcp_write, "FILE_BYTES_MIN", 64)
     storage.write(image_at(1))
-    assert len([name for name in storage._place.list()["step-000000000001"] if name.endswith(".distcp")]) > 1
+    ((step, files),) = storage._place.list().items()
+    assert step.startswith("step-000000000001-")
+    assert len([name for name in files if name.endswith(".distcp")]) > 1
 
     def create_or_fail(place: RemotePlace, directory: str, name: str) -> AbstractContextManager[Sink]:
         if name == f"__0_{failing}.distcp":
@@ -169,6 +192,22 @@ def test_where_one_of_the_files_fails_so_does_the_checkpoint(
     with pytest.raises(EnvironmentProblem, match="503 Slow Down"):
         storage.write(image_at(2))
     assert commits_in(storage) == [1]
+
+
+def test_of_several_of_a_commit_the_last_whole_one_is_read(url: str) -> None:
+    """Pieces of ranks stay beside each other where a run comes to a commit once more."""
+    storage = CheckpointStorage(url)
+    for attempt in range(4):
+        image = image_of(9, {"values": {"x": torch.full((3,), float(attempt))}})
+        storage.write_pieces(9, 0, image.pieces, f"{7 * attempt % 4}")
+        storage.finish(9, 1, image.plain, ["values.x"], f"{7 * attempt % 4}", forgets=False)
+        assert torch.equal(storage.read(9).state()["values"]["x"], torch.full((3,), float(attempt)))
+        newest = storage.newest()
+        assert newest is not None
+        assert newest[1].manifest == storage.reader(9).manifest
+    (last,) = [name for name in storage._place.list() if name.endswith("-1")]
+    storage._place.drop(last, "__0_0.distcp")
+    assert torch.equal(storage.read(9).state()["values"]["x"], torch.full((3,), 2.0))
 
 
 def test_those_beyond_the_run_do_not_push_out_what_it_writes(url: str) -> None:
@@ -275,8 +314,8 @@ def test_what_a_killed_writer_left_goes_with_the_next(url: str, caplog: pytest.L
     storage.write_pieces(9, 0, image_at(9).pieces, "at-work")  # beyond: not this writer's to remove
     storage.write(image_at(3))
     assert "has left" in caplog.text
-    assert sorted(name for name in storage._place.list() if "2" in name) == []
-    assert any("9" in name for name in storage._place.list())
+    assert sorted(name for name in storage._place.list() if "000000000002" in name) == []
+    assert any("000000000009" in name for name in storage._place.list())
 
 
 def test_there_is_no_torn_one_whose_manifest_is_there(tmp_path: Path) -> None:
@@ -300,6 +339,33 @@ def test_what_cannot_be_a_storage_is_said() -> None:
     for no_folder in ("file://shared/checkpoints", "file://relative", ""):
         with pytest.raises(ConfigError, match="is no place for checkpoints"):
             CheckpointStorage(no_folder)
+
+
+def test_a_relative_folder_stays_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts go to other folders: torch's, Hydra's and many of their own."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    storage, whole = CheckpointStorage("run"), RunStorage("run", 2)
+    parts = StoredParts(whole.url, 2)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    storage.write(image_at(5))
+    assert [held.commits for held in storage.held()] == [5]
+    assert whole.has(5)
+    assert parts._storage(0).folder == tmp_path / "run" / "sharded-0"
+    assert [path.name for path in tmp_path.rglob("step-*")] == ["step-000000000005"]
+    assert (storage.shown, whole.url) == (str(tmp_path / "run"), str(tmp_path / "run"))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_parts_lie_in_the_folder_whatever_its_name_is(scheme: str, tmp_path: Path) -> None:
+    parts = StoredParts(f"{scheme}{tmp_path}/what?#1", 2)
+    assert parts._storage(3).folder == tmp_path / "what?#1" / "sharded-3"
+
+
+def test_parts_in_a_bucket_have_its_options() -> None:
+    assert place_within("s3://b/run/?region=x#1", "sharded-0") == "s3://b/run/sharded-0?region=x#1"
+    assert place_within("memory://run", "sharded-0") == "memory://run/sharded-0"
 
 
 @pytest.mark.parametrize(("url", "name"), [("a b", "a b"), ("a%20b", "a%20b"), ("file:a%20b?c#d", "a b?c#d")])

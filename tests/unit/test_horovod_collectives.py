@@ -392,7 +392,10 @@ def test_what_differs_between_ranks_is_named_on_all_of_them(peers: Peers) -> Non
 def check_refusals() -> None:
     for wrong, attempt in (
         ("op=.* or average=", lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)),
-        ("Adasum", lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum)),
+        (
+            r"op=hvd\.Average with the learning rate of that many workers",
+            lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum),
+        ),
         ("process_set takes an hvd.ProcessSet", lambda: hvd.allreduce(torch.ones(1), process_set=object())),
         ("not bool", lambda: hvd.allreduce(torch.ones(1, dtype=torch.bool))),
         (r"init\(comm=\[0, 1\]\): all 3 ranks", lambda: hvd.init(comm=[0, 1])),

@@ -379,7 +379,10 @@ def check_refusals() -> None:
         ),
         ("does not name 1 of the optimizer's 4", lambda: distributed(parameters[1:])),
         ("pairs of name", lambda: distributed(list(model.parameters()))),  # type: ignore[arg-type]
-        ("Adasum", lambda: distributed(parameters, op=hvd.Adasum)),
+        (
+            r"Adasum is not there in Stoker: use op=hvd\.Average",
+            lambda: distributed(parameters, op=hvd.Adasum),
+        ),
         ("hvd.Average or hvd.Sum", lambda: distributed(parameters, op=hvd.Max)),
         ("is for op=hvd.Average", lambda: distributed(parameters, op=hvd.Sum, gradient_predivide_factor=2.0)),
         ("at least 1", lambda: distributed(parameters, backward_passes_per_step=0)),

@@ -98,6 +98,75 @@ def test_an_optimizer_of_some_ranks(peers: Peers) -> None:
     assert peers.all(check_optimizer) == [[0.0], [-3.0], [-3.0]]
 
 
+def check_join() -> None:
+    """Each set is used as long as none of its ranks has joined, and again when all have."""
+    me = hvd.rank()
+    ends, alone, pair = (hvd.add_process_set(ranks) for ranks in ([0, 2], [1], [1, 2]))
+    for _ in range(2):
+        if me != 1:
+            assert hvd.allreduce(torch.ones(500), op=hvd.Sum, process_set=ends)[0] == 2
+        else:
+            assert hvd.allreduce(torch.ones(1), process_set=alone) == 1
+        if me != 0:  # rank 0 has joined
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=pair)[0] == 2
+            for count in (1, 500):
+                assert hvd.allreduce(torch.ones(count), op=hvd.Sum)[0] == 2
+        if me == 2:
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum)[0] == 1
+        assert hvd.join() == 2
+
+
+def test_a_rank_joins_the_others_and_leaves_their_sets_alone(peers: Peers) -> None:
+    peers.all(check_join)
+
+
+def check_join_in_a_set() -> str:
+    """A set is used without the rank that has joined; then all begin anew."""
+    ends = hvd.add_process_set([0, 2])
+    attempt = hvd.join if hvd.rank() != 2 else lambda: hvd.allreduce(torch.ones(500), process_set=ends)
+    with pytest.raises((ConfigError, hvd.HorovodInternalError)) as caught:
+        attempt()
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(500), op=hvd.Sum)[0] == SIZE
+    return str(caught.value)
+
+
+def test_a_set_with_a_rank_that_has_joined_is_refused_in_all_of_it(peers: Peers) -> None:
+    first, _, third = peers.all(check_join_in_a_set)
+    assert first == third
+    assert first.startswith(
+        "ranks [0] have joined (hvd.join), which is of all ranks, while others are at allreduce"
+    )
+    assert "of the process set [0, 2]" in first
+
+
+def check_begin_again() -> None:
+    """What one beginning leaves is nothing to the next."""
+    me = hvd.rank()
+    old = hvd.add_process_set([0, 1])
+    for turn in range(3):
+        assert hvd.allreduce(torch.full((500,), float(me)), op=hvd.Sum)[0] == 3
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        assert old.process_set_id is None
+        hvd.init()
+        assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1, 2]}
+        other = hvd.add_process_set([turn % 2, 2])
+        assert other.process_set_id == 1
+        with pytest.raises(ConfigError, match="is not known"):
+            hvd.allreduce(torch.ones(1), process_set=old)
+        assert hvd.add_process_set(old).process_set_id == 2
+        if me != 2:
+            assert hvd.allreduce(torch.full((500,), float(me)), op=hvd.Sum, process_set=old)[0] == 1
+        if me in (turn % 2, 2):
+            assert hvd.broadcast(torch.full((500,), float(me)), 2, process_set=other)[0] == 2
+
+
+def test_init_after_shutdown_finds_nothing_of_what_was(peers: Peers) -> None:
+    peers.all(check_begin_again)
+
+
 def test_what_is_no_set() -> None:
     for wrong in ([], [0, 0], [-1], ["0"]):
         with pytest.raises(ConfigError, match="give ranks from 0 on, each once"):

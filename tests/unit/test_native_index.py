@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from stoker._native import FileProblem, Index, Piece
+from tests.unit.full_disk import no_file_may_exceed
 
 BLOCK = 100
 
@@ -50,6 +48,46 @@ def test_what_was_learnt_and_held_is_found_after_a_restart(tmp_path: Path) -> No
     assert index.containers() == {}
     assert index.refresh(bucket, "kéy") == 1
     assert len(index) == 2
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_what_is_told_anew_of_a_version_costs_no_piece(tmp_path: Path, is_large: bool) -> None:
+    """Also while the journal is written anew, and after a restart."""
+    path = str(tmp_path / "index")
+    index = Index(path, BLOCK)
+    bucket = index.bucket("data", "s3://origin")
+    block = 2 if is_large else None
+
+    def check(attributes: str, checked_s: int) -> None:
+        found = index.find(bucket, "k", with_blocks=True)
+        assert found is not None
+        assert (found.attributes, found.checked_s, found.container) == (attributes, checked_s, 7)
+        assert (found.version, found.size_bytes, found.is_large) == ("v1", 250, is_large)
+        if is_large:
+            assert found.block(2) is not None
+        ((piece, _),) = index.pieces(7)
+        assert piece.size_bytes == (50 if is_large else 250)
+
+    index.learn(bucket, "k", "v1", 250, False, 1000, "content-type: a\r\n")
+    assert index.hold(bucket, "k", "v1", block, 7, 0, 5, 1000)
+    assert not index.learn(bucket, "k", "v1", 250, False, 1001, "content-type: b, longer than before\r\n")
+    check("content-type: b, longer than before\r\n", 1001)
+    assert not index.learn(bucket, "k", "v1", 250, False, 1002), "who says nothing takes nothing back"
+    check("content-type: b, longer than before\r\n", 1002)
+    del index
+    index = Index(path, BLOCK)
+    check("content-type: b, longer than before\r\n", 1002)
+    assert index.compact(True)
+    assert not index.learn(bucket, "k", "v1", 250, False, 1003, "x-amz-meta-a: 1\r\n")
+    del index
+    index = Index(path, BLOCK)
+    check("x-amz-meta-a: 1\r\n", 1003)
+    assert index.learn(bucket, "k", "v2", 250, False, 1004, "x-amz-meta-a: 2\r\n")
+    del index
+    index = Index(path, BLOCK)
+    found = index.find(bucket, "k")
+    assert found is not None
+    assert (found.version, found.container, found.attributes) == ("v2", 0, "x-amz-meta-a: 2\r\n")
 
 
 def test_a_survey_tells_what_the_folder_has_and_the_index_does_not(tmp_path: Path) -> None:
@@ -94,17 +132,6 @@ def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
         Piece(1, b"short", None, 1)
 
 
-@contextmanager
-def no_file_may_exceed(size_bytes: int) -> Iterator[None]:
-    """Writing beyond that fails, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_costs_no_more_than_what_is_new(tmp_path: Path) -> None:
     path = str(tmp_path / "index")
     index = Index(path, BLOCK)
@@ -125,6 +152,8 @@ def test_a_full_disk_costs_no_more_than_what_is_new(tmp_path: Path) -> None:
         assert not index.learn(bucket, "old", "v1", 50, False, 2), "it is confirmed, in memory at least"
         assert index.forget(bucket, "other")
         assert index.find(bucket, "changed") is None, "what it was is not true any more"
+        with pytest.raises(FileProblem, match="File too large"):
+            index.learn(bucket, "old", "v2", 50, False, 2, stays_true=True)
         found = index.find(bucket, "old")
         assert found is not None
         assert (found.version, found.container) == ("v1", 3)

@@ -182,7 +182,13 @@ def refused(operation: ListObjectsV2) -> None:
     assert error.value.code == "InvalidArgument"
 
 
-@pytest.mark.parametrize("token", ["", "x", "AAAA", "ü", "=" * 9, "A" * 400, "a b"])
+def test_an_empty_token_is_that_of_the_first_page() -> None:
+    lister = lister_of(ListObjectsV2(bucket="b", start_after="k", continuation_token=""))
+    assert lister.ask is not None
+    assert lister.ask.after == "k"
+
+
+@pytest.mark.parametrize("token", ["x", "AAAA", "ü", "=" * 9, "A" * 400, "a b"])
 def test_what_is_no_token_is_refused(token: str) -> None:
     refused(ListObjectsV2(bucket="b", continuation_token=token))
 

@@ -16,6 +16,7 @@ from stoker.train import sharded_desk
 from stoker.train.attempts import attempts
 from stoker.train.member_link import WorldChanged
 from stoker.train.sharded_desk import Desk
+from stoker.train.sharded_relay import Relay
 from stoker.train.shards import shards
 from stoker.train.shards_session import ShardSession
 from stoker.wire.shards import LeaseShard, ReportShard, ShardAnswer, ShardCall
@@ -271,3 +272,20 @@ def test_the_garbage_collector_may_end_a_loop_anywhere(
     assert not armed
     assert len(read) == (20 if by_batches else 100)
     assert data.status().is_finished
+
+
+def test_what_fails_at_the_desk_is_not_taken_for_the_end_of_the_loop() -> None:
+    """A loader process that hears nothing any more ends as if all was read: the training process must know better."""
+    desk, worker = Master(20).worker("w0")
+    turn = desk.begin()
+
+    def fail(_: ShardCall) -> None:
+        raise OSError("no way to the agent")
+
+    worker.on_call = fail
+    relay = Relay(desk, owner=worker)
+    client = relay.address.connect(turn)
+    assert client.next(None) is None
+    client.close()
+    with pytest.raises(OSError, match="no way to the agent"):
+        desk.check()

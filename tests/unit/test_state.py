@@ -20,7 +20,7 @@ import torch
 from stoker.data.loader import Loader
 from stoker.data.session import session
 from stoker.errors import ConfigError, DatasetChanged, EnvironmentProblem, StokerError
-from stoker.train.checkpoints import hashing, places
+from stoker.train.checkpoints import hashing, place_files
 from stoker.train.checkpoints.storage_port import RunStorage
 from stoker.train.elastic import elastic
 from stoker.train.runtime import runtime
@@ -353,7 +353,7 @@ def test_a_checkpoint_is_on_the_disk_by_name_before_older_ones_go(
 def test_what_reaches_the_disk_is_told_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "FLUSH_BYTES", 1000)
+    monkeypatch.setattr(place_files, "FLUSH_BYTES", 1000)
     monkeypatch.setattr(hashing, "HASH_BYTES", 1000)
     folder, flush, flushed = stored_in(tmp_path), os.fdatasync, []
     state = {"large": torch.arange(5000, dtype=torch.uint8), "many": [torch.ones(9) * n for n in range(99)]}
@@ -376,7 +376,7 @@ def test_what_reaches_the_disk_is_told_while_a_checkpoint_is_written(
 
 
 def test_who_writes_a_checkpoint_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "FLUSH_BYTES", 1000)
+    monkeypatch.setattr(place_files, "FLUSH_BYTES", 1000)
     monkeypatch.setattr(hashing, "HASH_BYTES", 1000)
     state = make(x=torch.zeros(5000), checkpoint_dir=str(tmp_path), checkpoint_every=1)
     seen: list[int] = []
@@ -398,7 +398,7 @@ def test_who_writes_a_checkpoint_makes_progress(tmp_path: Path, monkeypatch: pyt
 def test_a_disk_that_is_full_in_the_middle_costs_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "FLUSH_BYTES", 1000)
+    monkeypatch.setattr(place_files, "FLUSH_BYTES", 1000)
 
     def fdatasync(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

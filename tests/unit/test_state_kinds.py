@@ -225,6 +225,20 @@ def test_an_optimizer_that_the_state_does_not_hold_must_not_change_its_modules()
     assert not state.stands_at_commit, "the inner one of an optimizer that is held"
 
 
+def test_of_what_an_inner_optimizer_changes_the_outer_one_must_hold_all() -> None:
+    """Of what only the inner one was given nobody keeps anything; what is of no module of the State is no matter."""
+    model, other = net(), net()
+    inner = sgd(model[0])
+    state = State(model=model, optimizer=Outer(inner))
+    state.seal()
+    inner.add_param_group({"params": other.parameters()})
+    inner.step()
+    assert not state.stands_at_commit
+    inner.add_param_group({"params": model[1].parameters()})
+    with pytest.raises(ConfigError, match=r"changes parameters of model, and the State does not hold it"):
+        inner.step()
+
+
 def loss_of(model: torch.nn.Module) -> torch.Tensor:
     return model(torch.ones(3, 2)).square().sum()  # type: ignore[no-any-return]
 

@@ -92,3 +92,61 @@ def test_tensors_of_every_type_arrive_and_are_copied_one_at_a_time() -> None:
         group.close()
         process.kill()
         process.join()
+
+
+def some(store: str) -> WorldView:
+    """Ranks 2 and 3 copy the state of rank 1, rank 0 has it."""
+    members = tuple(Member(f"w{i}", "n", i, i, 4, 0, copy_state=i > 1) for i in range(4))
+    return WorldView(1, 4, members, 1, 0, store, receivers=(2, 3))
+
+
+def large() -> dict[str, Any]:
+    """One of its tensors goes in several pieces of unequal size, one has no bytes at all."""
+    return {
+        "values": {
+            "large": torch.arange(5 << 20),
+            "small": torch.tensor(7),
+            "none": torch.empty(0),
+            "step": 3,
+        }
+    }
+
+
+def member_of_some(pipe: Connection, store: str, rank: int) -> None:
+    world = some(store)
+    group = ProcessGroup(CPU, timeout_s=60, address="127.0.0.1")
+    group.open(world, rank)
+    if rank == world.source:
+        sent_to = []
+        send = dist.send
+        dist.send = lambda tensor, dst: (sent_to.append(dst), send(tensor, dst=dst))
+        send_state(world, rank, large(), CPU)
+        pipe.send(set(sent_to))
+    elif rank in world.receivers:
+        received, wanted = receive_state(world, CPU)["values"], large()["values"]
+        pipe.send(all(torch.equal(torch.as_tensor(received[k]), torch.as_tensor(wanted[k])) for k in wanted))
+    dist.barrier()
+    group.close()
+
+
+def test_where_some_copy_the_source_sends_once_and_they_pass_it_on() -> None:
+    context = multiprocessing.get_context("spawn")
+    group = ProcessGroup(CPU, timeout_s=60, address="127.0.0.1")
+    pipes = {rank: context.Pipe() for rank in (1, 2, 3)}
+    others = [
+        context.Process(target=member_of_some, args=(pipes[rank][1], group.endpoint, rank), daemon=True)
+        for rank in pipes
+    ]
+    for process in others:
+        process.start()
+    try:
+        group.open(some(group.endpoint), 0)
+        dist.barrier()
+        for rank, told in {1: {2}, 2: True, 3: True}.items():
+            assert pipes[rank][0].poll(60)
+            assert pipes[rank][0].recv() == told, f"rank {rank}"
+    finally:
+        group.close()
+        for process in others:
+            process.kill()
+            process.join()

@@ -181,8 +181,10 @@ class Index:
         absent: bool,
         now_s: int,
         attributes: str = "",
+        stays_true: bool = False,
     ) -> bool:
-        """What the origin says; whether that is another version than was known, whose pieces are gone."""
+        """What the origin says; whether that is another version than was known, whose pieces are gone. `stays_true`:
+        what was known before, if this cannot be written down."""
 
     def forget(self, bucket: int, key: str) -> bool: ...
     def forget_absent(self, before_s: int) -> int:
@@ -276,11 +278,17 @@ class FrontSettings:
     body_bytes_max: int
     head_s: float
     body_s: float
+    body_bytes_per_s_min: float
     idle_s: float
     send_s: float
     egress_bytes_per_s: float
+    handed_bytes_max: int
+    handing_bytes_max: int
+    peer_silence_s: float
     domains: list[str]
     """Below which the host of a request names its bucket: what the back answers."""
+    open_targets: list[str]
+    """Of these routes, exactly, the back hears without a token as well: as of one who is still to be found out (-3)."""
     connection_bytes_per_s: float
     passing_max: int
     threads: int
@@ -302,6 +310,48 @@ class Figures:
     def timed_out(self) -> int: ...
     @property
     def connections(self) -> int: ...
+    @property
+    def waiting(self) -> int:
+        """What the back has not taken yet."""
+
+class Tally:
+    """What a front has answered by itself since it was made."""
+
+    @property
+    def hits(self) -> list[tuple[bool, str, int, int]]:
+        """Whether they were signed, method, status, and how many those were."""
+
+    @property
+    def refused(self) -> dict[int, int]:
+        """By status."""
+
+    @property
+    def bounds_s(self) -> list[float]:
+        """Of `within`."""
+
+    @property
+    def within(self) -> list[int]:
+        """How many hits began to be answered within each bound and not within the one before; the last: later."""
+
+    @property
+    def handed_on_bounds_s(self) -> list[float]:
+        """Of `handed_on_within`: those of `Histogram`."""
+
+    @property
+    def handed_on_within(self) -> list[int]:
+        """The same of answers for which other servers were asked: until they were here. `hits` has them, too."""
+
+    @property
+    def handed_on_seconds(self) -> float:
+        """As `seconds`, of those."""
+
+    @property
+    def seconds(self) -> float:
+        """From when a hit was asked for to when it began to be answered, of all together."""
+
+    @property
+    def failed_handshakes(self) -> int:
+        """Of TLS; those that were left, or took too long, are not among them."""
 
 class InflowBytes:
     """Memory of an inflow, which stays as it is while this lives."""
@@ -351,9 +401,37 @@ class Mapping:
     def __init__(self, fd: int, size_bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-_Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int]
+_Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int, str, str]
 _Body = tuple[bytes, bool]
 _Wanted = tuple[int, int, bytes]
+
+class TlsContext:
+    """A server's certificate and key, and the certificates of who signs those of clients, as files in PEM.
+    `is_client_required`: who shows none ends in the handshake. Raises RuntimeError where they, or OpenSSL's libraries,
+    cannot be used."""
+
+    def __init__(
+        self, certificate: str, key: str, client_ca: str = "", is_client_required: bool = False
+    ) -> None: ...
+
+class Fleet:
+    """Who owns what in a fleet: `table` has numbers of `peers` (unsigned, of two bytes), by the XXH64 of a name modulo
+    its length, `me` that of this server. `peers`: their addresses, of digits, and ports; an empty one: it is not to be
+    asked by the front. `authorization`: what is shown to them. `buckets`: what stands for the origin of each, and
+    whether the front is to ask for what is not here. `tells_of_reads`: what other servers ask for under a name is for
+    the back, which tells of it in logs. Raises ValueError."""
+
+    def __init__(
+        self,
+        peers: list[tuple[str, int]],
+        table: bytes,
+        me: int,
+        authorization: str,
+        buckets: dict[str, tuple[str, bool]],
+        tells_of_reads: bool = False,
+    ) -> None: ...
+    def owner(self, bucket: str, key: str) -> int:
+        """The number of who owns the first block of an object; -1: nobody does."""
 
 class Front:
     """HTTP/1.1 on threads of its own: answers hits, and hands all else to the back.
@@ -361,8 +439,10 @@ class Front:
     The back reads `take` whenever `fileno()` is readable:
 
     - `("asked", connection, asked, None)`: method, target, headers, body, id of the token (-2 where none is needed, -3
-      where the back is to find out), whether it came by a Unix socket, and the bytes of a body that comes in parts (-1:
-      nobody knows how many);
+      where the back is to find out), whether it came by a Unix socket, the bytes of a body that comes in parts (-1:
+      nobody knows how many), the name in the peer's certificate, which was verified (empty: it has shown none), and
+      its address (empty: it came by a Unix socket). Of one of whom the back is to find out who it is the body always
+      comes in parts;
     - `("body", connection, None, (bytes, whether they are the last))`, after `more`;
     - `("drained", connection, None, None)`, after `notify`;
     - `("gone", connection, None, None)`, for one that was asked of or waited for: it hears nothing;
@@ -380,12 +460,43 @@ class Front:
     def stop(self) -> None: ...
     def set_rules(
         self,
-        tokens: list[tuple[int, str, list[str] | None, str]],
+        tokens: list[tuple[int, str, dict[str, list[str]], str, str]],
         buckets: dict[str, tuple[int, float, int]],
+        tenants: dict[str, float] = ...,
+        is_open: bool = False,
+        asks_back: bool = False,
+        blobs: dict[str, tuple[int, float, int]] = ...,
+        certificates: dict[str, int] | None = None,
     ) -> None:
-        """Tokens, each with an id (0 or more), the buckets that it opens (None: all) and the access key that it signs
-        for (empty: it is a bearer token), and buckets with their
-        number, their ttl in seconds, and when the origin must have been asked at the earliest, seconds since 1970."""
+        """Tokens, each with an id (0 or more), prefixes of the keys that it may read, by bucket (`*`: any), the access
+        key that it signs for (empty: it is a bearer token; with an empty secret as well: of those who show none), and
+        its tenant; buckets with their number, their ttl in seconds, and when the origin must have been asked at the
+        earliest, seconds since 1970; and what each tenant may be sent each second (0: no limit of its own). `is_open`:
+        no token is needed. `asks_back`: bearer tokens that are none of these are for the back to find out about.
+        `blobs`: as `buckets`, of blobs. `certificates`: the ids of those of the tokens that are certificates, by their
+        names; others are for the back, unless it is None."""
+
+    def set_tls(self, tls: TlsContext) -> None:
+        """Connections by TCP speak TLS from now on, and only that; those that are there go on as they began."""
+
+    def change_tokens(
+        self,
+        added: list[tuple[int, str, dict[str, list[str]], str, str]],
+        removed: list[int],
+        tenants: dict[str, float],
+        certificates: dict[str, int] = ...,
+    ) -> None:
+        """These tokens as well, as `set_rules` has them, and those with these ids no more; all else stays."""
+
+    def set_fleet(self, fleet: Fleet) -> None:
+        """What is not here of small objects the front asks their owners for, by kept connections, from now on."""
+
+    def charge(self, connection: int, tenant: str) -> bool:
+        """What is said on this connection goes on that tenant's account: the back has found out who asks."""
+
+    def set_blobs_until(self, until_s: float, from_s: int) -> None:
+        """Until then, by `BootClock`, the front answers hits of blobs that were asked about since `from_s`, seconds
+        since 1970."""
 
     def set_now(self, now_s: int) -> None:
         """Seconds since 1970, as the index counts them."""
@@ -395,7 +506,15 @@ class Front:
     def more(self, connection: int, size_bytes: int) -> bool:
         """So many more bytes of the request's body may come."""
 
-    def say(self, connection: int, bytes: bytes | bytearray | memoryview, is_data: bool = False) -> bool: ...
+    def say(
+        self,
+        connection: int,
+        bytes: bytes | bytearray | memoryview,
+        is_data: bool = False,
+        is_last: bool = False,
+    ) -> bool:
+        """`is_last`: with that the answer is finished."""
+
     def send_file(
         self, files: Files, connection: int, container: int, offset: int, size: int, before: bytes = b""
     ) -> bool:
@@ -436,8 +555,14 @@ class Front:
     def drop(self, connection: int) -> bool: ...
     def notify(self, connection: int, unsent_bytes_max: int) -> bool: ...
     def figures(self) -> Figures: ...
-    def take_hits(self) -> dict[int, tuple[int, int]]:
-        """Hits and their bytes since the last call, by the bucket's number."""
+    def tally(self) -> Tally: ...
+    def tenant_figures(self) -> dict[str, tuple[int, int, float]]:
+        """Hits that were answered here, all bytes that were sent, and for how many seconds connections have waited for
+        what they may send, by the tenant's name; empty: of all of whom it is not known who they are."""
+
+    def take_hits(self) -> dict[int, tuple[int, int, int, int]]:
+        """Hits and their bytes, and what other servers were asked for and its bytes, since the last call, by the
+        bucket's number."""
 
 class Reads:
     """The coming reads of one reader: which items, and at which positions. It never changes."""

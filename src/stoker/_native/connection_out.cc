@@ -1,6 +1,7 @@
 // What goes out on a connection.
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,11 +22,13 @@ void Connection::put(Piece piece) {
   if (piece.size == 0) return;
   if (unsent_bytes_ == 0) progress_s_ = 0;
   unsent_bytes_ += piece.size;
+  piece.tenant = tenant_;
   out_.push_back(std::move(piece));
 }
 
 void Connection::put_text(std::string_view bytes, bool is_data) {
-  const bool goes_with_last = !out_.empty() && out_.back().is_text() && out_.back().is_data == is_data;
+  const bool goes_with_last = !out_.empty() && out_.back().is_text() && out_.back().is_data == is_data &&
+                              out_.back().tenant == tenant_;
   if (!goes_with_last || out_.back().bytes.size() >= TEXT_SIZE) {
     put(Piece{std::string(bytes), nullptr, 0, bytes.size(), is_data});
     return;
@@ -39,9 +42,11 @@ void Connection::put_text(std::string_view bytes, bool is_data) {
 void Connection::send_text(std::string_view bytes, bool is_data) {
   const bool is_last = taken_ == input_.size();  // else what follows goes with it
   if (unsent_bytes_ == 0 && is_writable_ && is_last && !is_limited()) {
-    const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = tls_ ? tls_->write(bytes.data(), bytes.size())
+                              : ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent >= 0) {
       front_.sent_bytes_.fetch_add(static_cast<uint64_t>(sent), std::memory_order_relaxed);
+      tenant_->sent_bytes.fetch_add(static_cast<uint64_t>(sent), std::memory_order_relaxed);
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
       is_writable_ = false;
@@ -53,7 +58,9 @@ void Connection::send_text(std::string_view bytes, bool is_data) {
   if (!bytes.empty()) put_text(bytes, is_data);
 }
 
-bool Connection::is_limited() const { return rate_.is_limited() || front_.egress_.is_limited(); }
+bool Connection::is_limited() const { return rate_.is_limited() || shares_limit(); }
+
+bool Connection::shares_limit() const { return front_.egress_.is_limited() || tenant()->rate.is_limited(); }
 
 void Connection::say(std::string bytes, bool is_data, std::shared_ptr<Passing> passing) {
   const uint64_t size = bytes.size();
@@ -92,15 +99,35 @@ uint64_t Connection::come_in(Piece& piece, std::shared_ptr<char[]>& bytes) {
 
 void Connection::wake() { is_throttled_ = false; }
 
-uint64_t Connection::allowance(uint64_t wanted, double now_s) {
+uint64_t Connection::allowance(uint64_t wanted, const std::shared_ptr<Tenant>& tenant, double now_s) {
   const uint64_t own = rate_.take(wanted, now_s);
-  const uint64_t granted = own ? front_.egress_.take(own, now_s) : 0;
+  const uint64_t shared = own ? tenant->rate.take(own, now_s) : 0;
+  const uint64_t granted = shared ? front_.egress_.take(tenant, shared, now_s) : 0;
   is_starved_ = own && !granted;
   rate_.give(own - granted);
+  tenant->rate.give(shared - granted);
   return granted;
 }
 
+void Connection::count_waiting(bool waits, Tenant& tenant, double now_s) {
+  if (waits == (throttled_since_s_ != 0)) return;
+  if (!waits) tenant.throttled_ns.fetch_add(static_cast<uint64_t>((now_s - throttled_since_s_) * 1e9), std::memory_order_relaxed);
+  throttled_since_s_ = waits ? now_s : 0;
+}
+
+// One record.
+ssize_t Connection::send_sealed(const Piece& piece, const char* bytes, uint64_t limit) {
+  char record[TlsSession::RECORD_BYTES];
+  const size_t size = static_cast<size_t>(std::min<uint64_t>({piece.size, limit, sizeof record}));
+  if (!piece.file) return tls_->write((bytes ? bytes : piece.bytes.data()) + piece.offset, size);
+  const ssize_t got = ::pread(piece.file->fd, record, size, static_cast<off_t>(piece.offset));
+  if (got == static_cast<ssize_t>(size)) return tls_->write(record, size);
+  if (got >= 0) errno = EIO;  // the file is shorter than it was
+  return -1;
+}
+
 ssize_t Connection::send_piece(Piece& piece, const char* bytes, bool more, uint64_t limit) {
+  if (tls_) return send_sealed(piece, bytes, limit);
   if (piece.file) {
     auto offset = static_cast<off_t>(piece.offset);
     const ssize_t sent = ::sendfile(fd_, piece.file->fd, &offset, std::min(piece.size, limit));
@@ -125,16 +152,23 @@ bool Connection::flush(double now_s) {
     std::shared_ptr<char[]> coming;
     const uint64_t there = come_in(piece, coming);
     if (there == 0) break;
-    uint64_t limit = std::min(there, turn);
-    if (piece.is_data && (limit = allowance(limit, now_s)) == 0) {
-      is_throttled_ = true;
-      break;
+    // What was begun of a record is paid for, and is ended as it is.
+    const uint64_t begun = tls_ ? tls_->begun_bytes() : 0;
+    uint64_t limit = begun ? begun : std::min(there, turn);
+    if (tls_) limit = std::min<uint64_t>(limit, TlsSession::RECORD_BYTES);
+    if (piece.is_data && !begun) {
+      limit = allowance(limit, piece.tenant, now_s);
+      count_waiting(limit == 0, *piece.tenant, now_s);
+      is_throttled_ = limit == 0;
+      if (is_throttled_) break;
     }
     const ssize_t sent = send_piece(piece, coming.get(), out_.size() > 1 && there == piece.size, limit);
     if (piece.is_data && sent < static_cast<ssize_t>(limit)) {
-      const uint64_t unused = limit - static_cast<uint64_t>(std::max<ssize_t>(sent, 0));
+      const uint64_t paid = tls_ ? tls_->begun_bytes() : 0;
+      const uint64_t unused = limit - std::max(static_cast<uint64_t>(std::max<ssize_t>(sent, 0)), paid);
       rate_.give(unused);
-      front_.egress_.give(unused);
+      piece.tenant->rate.give(unused);
+      front_.egress_.give(piece.tenant, unused);
     }
     if (sent < 0) {
       if (errno == EINTR) continue;
@@ -150,9 +184,11 @@ bool Connection::flush(double now_s) {
     piece.offset += bytes;
     piece.size -= bytes;
     unsent_bytes_ -= bytes;
-    turn -= bytes;
+    turn -= std::min(turn, bytes);
     progress_s_ = now_s;
     front_.sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    piece.tenant->sent_bytes.fetch_add(bytes, std::memory_order_relaxed);
+    if (hits_untold_) told_first_bytes();
     if (piece.size == 0) out_.pop_front();  // else it is tried again: only EAGAIN says that the socket is full
   }
   if (notify_at_ >= 0 && unsent_bytes_ <= static_cast<uint64_t>(notify_at_)) {

@@ -85,10 +85,11 @@ bool Front::order(Command command) {
   return number < loops_.size() && loops_[number]->post(std::move(command));
 }
 
-bool Front::say(uint64_t connection, std::string bytes, bool is_data) {
+bool Front::say(uint64_t connection, std::string bytes, bool is_data, bool is_last) {
   Command command = command_of(Command::Kind::say, connection);
   command.bytes = std::move(bytes);
   command.is_data = is_data;
+  command.is_last = is_last;
   return order(std::move(command));
 }
 
@@ -138,6 +139,25 @@ bool Front::finish(uint64_t connection) { return order(command_of(Command::Kind:
 
 bool Front::drop(uint64_t connection) { return order(command_of(Command::Kind::drop, connection)); }
 
+std::shared_ptr<Tenant> Front::tenant(const std::string& name, double bytes_per_s) {
+  const std::lock_guard<std::mutex> lock(tenants_mutex_);
+  std::shared_ptr<Tenant>& tenant = tenants_[name];
+  if (tenant) tenant->rate.set_rate(bytes_per_s);
+  else tenant = std::make_shared<Tenant>(bytes_per_s);
+  return tenant;
+}
+
+bool Front::charge(uint64_t connection, const std::string& tenant) {
+  Command command = command_of(Command::Kind::charge, connection);
+  {
+    const std::lock_guard<std::mutex> lock(tenants_mutex_);
+    const auto found = tenants_.find(tenant);
+    if (found == tenants_.end()) return false;
+    command.tenant = found->second;
+  }
+  return order(std::move(command));
+}
+
 bool Front::notify(uint64_t connection, uint64_t unsent_bytes_max) {
   Command command = command_of(Command::Kind::notify, connection);
   command.size = unsent_bytes_max;
@@ -145,7 +165,24 @@ bool Front::notify(uint64_t connection, uint64_t unsent_bytes_max) {
 }
 
 Figures Front::figures() const {
-  return {accepted_, refused_, requests_, handed_over_, sent_bytes_, timed_out_, connections_};
+  const std::lock_guard<std::mutex> lock(events_mutex_);
+  return {accepted_, refused_, requests_, handed_over_, sent_bytes_, timed_out_, connections_, events_.size()};
+}
+
+Tally::Sums Front::tally() const {
+  Tally::Sums sums;
+  for (const auto& loop : loops_) loop->tally.add_to(sums);
+  return sums;
+}
+
+std::map<std::string, TenantFigures> Front::tenant_figures() {
+  const auto of = [](const Tenant& tenant) {
+    return TenantFigures{tenant.hits, tenant.sent_bytes, static_cast<double>(tenant.throttled_ns) / 1e9};
+  };
+  std::map<std::string, TenantFigures> figures{{"", of(*nobody_)}};
+  const std::lock_guard<std::mutex> lock(tenants_mutex_);
+  for (const auto& [name, tenant] : tenants_) figures[name] = of(*tenant);
+  return figures;
 }
 
 std::unordered_map<uint16_t, HitFigures> Front::take_hits() {
@@ -154,6 +191,8 @@ std::unordered_map<uint16_t, HitFigures> Front::take_hits() {
     for (const auto& [bucket, figures] : loop->take_hits()) {
       sums[bucket].hits += figures.hits;
       sums[bucket].hit_bytes += figures.hit_bytes;
+      sums[bucket].handed_on += figures.handed_on;
+      sums[bucket].handed_on_bytes += figures.handed_on_bytes;
     }
   }
   return sums;

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,10 +18,13 @@
 
 #include "access.h"
 #include "files.h"
+#include "fleet.h"
 #include "index.h"
 #include "inflow.h"
 #include "limits.h"
 #include "passing.h"
+#include "tally.h"
+#include "tls.h"
 
 namespace stoker {
 
@@ -30,13 +34,20 @@ struct FrontSettings {
   size_t body_bytes_max = 16 * 1024 * 1024;
   double head_s = 15;   // from a request's first byte to the end of its head
   double body_s = 60;   // without a byte of the body
+  double body_bytes_per_s_min = 4096;  // of one that the back waits for, on the whole
   // Bodies of requests to these routes are gathered before the back hears of them; all others come as it asks for them.
   std::string gathered = "/-/";
+  std::vector<std::string> open_targets;  // which need no token: the back hears of them as of one who is unproven
+  // What is asked below this, without a body, shows no credential: the back finds out what it opens.
+  std::string links = "/-/link/";
   double idle_s = 120;  // between requests
   double send_s = 60;   // without a byte taken
   double egress_bytes_per_s = 0;      // of data, all connections together; 0: no limit
   double connection_bytes_per_s = 0;  // of data, each connection
   int64_t passing_max = 1024;  // descriptors that are on their way to readers
+  uint64_t handed_bytes_max = 1024 * 1024;  // of a part of an object that is asked of another server here
+  uint64_t handing_bytes_max = 64 * 1024 * 1024;  // of all those that have not gone out; one tenant has at most half of it
+  double peer_silence_s = 2;  // that a server may be silent which was asked here
   std::vector<std::string> domains;  // below which a host names a bucket, in lower case: for the back
   int threads = 1;
 };
@@ -50,6 +61,8 @@ struct Asked {
   int64_t body_bytes = 0;  // of a body that comes in parts, once the back asks for it; -1: nobody knows how many
   int principal = Rules::NOBODY;
   bool is_near = false;  // it came by a Unix socket
+  std::string certificate{};  // whom the peer's certificate names, see `TlsSession::peer`
+  std::string peer{};  // its address; empty: it came by a Unix socket
 };
 
 struct Event {
@@ -64,7 +77,7 @@ struct Event {
 
 struct Figures {
   uint64_t accepted = 0, refused = 0, requests = 0, handed_over = 0, sent_bytes = 0, timed_out = 0;
-  uint64_t connections = 0;
+  uint64_t connections = 0, waiting = 0;
 };
 
 // Many objects, or parts of them. `ranges`: for each part the number of its key (u32, big endian), and where it begins and
@@ -85,6 +98,12 @@ struct Batch {
 
 struct HitFigures {
   uint64_t hits = 0, hit_bytes = 0;
+  uint64_t handed_on = 0, handed_on_bytes = 0;  // what others were asked for
+};
+
+struct TenantFigures {
+  uint64_t hits = 0, sent_bytes = 0;
+  double throttled_s = 0;  // of all connections together
 };
 
 struct Command;
@@ -105,14 +124,31 @@ class Front : public std::enable_shared_from_this<Front> {
   void stop();
 
   void set_rules(std::shared_ptr<const Rules> rules) { rules_.set(std::move(rules)); }
+  std::shared_ptr<const Rules> rules() const { return rules_.get(); }
+  // Connections by TCP speak TLS from now on, and only that; those that are there go on as they began.
+  void set_tls(std::shared_ptr<const TlsContext> tls) {
+    const std::lock_guard<std::mutex> lock(tls_mutex_);
+    tls_ = std::move(tls);
+  }
+  void set_fleet(std::shared_ptr<const Fleet> fleet) { fleet_.set(std::move(fleet)); }
+  // The same for each name, for ever; it has this rate from now on.
+  std::shared_ptr<Tenant> tenant(const std::string& name, double bytes_per_s);
   void set_now(uint32_t now_s) { now_s_.store(now_s, std::memory_order_relaxed); }
+  // Until then, by the machine's steady clock, hits of blobs are answered here; later the back has to make sure first.
+  // Until then, by the clock that also goes on while the machine is suspended, blobs that were asked about since `from_s`
+  // may be answered with. Who reads the one that is new reads the other one, too.
+  void set_blobs_until(double until_s, uint32_t from_s) {
+    blobs_from_s_.store(from_s, std::memory_order_release);
+    blobs_until_s_.store(until_s, std::memory_order_release);
+  }
 
   // -- the back's side; from any thread
   // Readable while there are events.
   int event_fd() const { return event_fd_; }
   std::vector<Event> take(size_t limit);
   // A connection that is gone hears nothing; of that the back is told by an event.
-  bool say(uint64_t connection, std::string bytes, bool is_data);
+  // `is_last`: with that it is finished.
+  bool say(uint64_t connection, std::string bytes, bool is_data, bool is_last = false);
   bool send_file(uint64_t connection, std::shared_ptr<File> file, uint64_t offset, uint64_t size);
   // A part of what is still coming in, as it comes; if it never does, the connection has to be dropped.
   bool send_inflow(uint64_t connection, std::shared_ptr<Inflow> inflow, uint64_t offset, uint64_t size);
@@ -130,10 +166,15 @@ class Front : public std::enable_shared_from_this<Front> {
   bool more(uint64_t connection, uint64_t bytes);
   bool finish(uint64_t connection);
   bool drop(uint64_t connection);
+  // The back has found out who asks: on whose account the answer goes.
+  bool charge(uint64_t connection, const std::string& tenant);
   // Tell the back (Kind::drained) once at most so many bytes are unsent.
   bool notify(uint64_t connection, uint64_t unsent_bytes_max);
 
   Figures figures() const;
+  Tally::Sums tally() const;
+  // By name; an empty one stands for all of whom it is not known who they are.
+  std::map<std::string, TenantFigures> tenant_figures();
   // Hits since the last call, by the bucket's number.
   std::unordered_map<uint16_t, HitFigures> take_hits();
 
@@ -141,6 +182,10 @@ class Front : public std::enable_shared_from_this<Front> {
   friend class Loop;
   friend class Connection;
   void post(Event event);
+  std::shared_ptr<const TlsContext> tls() const {
+    const std::lock_guard<std::mutex> lock(tls_mutex_);
+    return tls_;
+  }
   bool order(Command command);
   bool add(Passing& passing, uint16_t bucket, uint32_t container);
   bool look_up_all(const Reads& reads, const BucketRule& rule, uint32_t now, std::vector<Object>& objects) const;
@@ -149,8 +194,17 @@ class Front : public std::enable_shared_from_this<Front> {
   std::shared_ptr<Files> files_;
   const FrontSettings settings_;
   RulesHolder rules_;
+  FleetHolder fleet_;
+  const std::shared_ptr<std::atomic<uint64_t>> handing_bytes_{std::make_shared<std::atomic<uint64_t>>(0)};
+  mutable std::mutex tls_mutex_;
+  std::shared_ptr<const TlsContext> tls_;
   std::atomic<uint32_t> now_s_{0};
-  TokenBucket egress_;
+  std::atomic<double> blobs_until_s_{0};
+  std::atomic<uint32_t> blobs_from_s_{0};
+  FairShare egress_;
+  const std::shared_ptr<Tenant> nobody_{std::make_shared<Tenant>(0)};  // for all of whom it is not known who they are
+  std::mutex tenants_mutex_;
+  std::map<std::string, std::shared_ptr<Tenant>> tenants_;
   std::vector<int> listening_;
   std::vector<std::unique_ptr<Loop>> loops_;
   std::atomic<uint64_t> connections_{0}, accepted_{0}, refused_{0}, requests_{0}, handed_over_{0}, sent_bytes_{0},
@@ -160,7 +214,7 @@ class Front : public std::enable_shared_from_this<Front> {
   const std::shared_ptr<Counter> passing_{std::make_shared<Counter>(0)};
 
   int event_fd_ = -1;
-  std::mutex events_mutex_;
+  mutable std::mutex events_mutex_;
   std::deque<Event> events_;
 };
 

@@ -24,6 +24,9 @@ struct HashKey {
 // nobody can choose two names that collide, and names need not be compared.
 Hash128 siphash(const HashKey& key, std::string_view head, std::string_view tail);
 
+// XXH64 (Collet), with the seed 0: public, and the same on all machines. Members of a fleet own names by it.
+uint64_t xxhash64(std::string_view text);
+
 // CRC-32C (Castagnoli), of the processor where it has one.
 uint32_t crc32c(const void* data, size_t size, uint32_t crc = 0);
 

@@ -7,6 +7,7 @@ namespace stoker {
 namespace {
 
 constexpr size_t LINE_MAX_CHUNK = 256;
+constexpr int TRAILERS_MAX = 32;
 constexpr uint64_t CHUNK_MAX = uint64_t{1} << 40;
 
 bool is_token(char c) {
@@ -50,7 +51,14 @@ bool has_word(std::string_view list, std::string_view word) {
   return false;
 }
 
-const char* read_first_line(std::string_view line, Head& head) {
+// What lines tell beside what is in a head.
+struct Seen {
+  bool is_old = false;  // HTTP/1.0
+  bool has_host = false;
+  bool has_length = false;
+};
+
+const char* read_first_line(std::string_view line, Head& head, Seen& seen) {
   const size_t first = line.find(' '), last = line.rfind(' ');
   if (first == std::string_view::npos || last <= first + 1) return "the first line is not METHOD TARGET HTTP/1.1";
   head.method = line.substr(0, first);
@@ -59,16 +67,23 @@ const char* read_first_line(std::string_view line, Head& head) {
   if (!std::all_of(head.method.begin(), head.method.end(), is_token) || head.method.empty())
     return "the method is no word";
   if (!std::all_of(head.target.begin(), head.target.end(), is_text)) return "the target has control characters";
-  if (version == "HTTP/1.0") head.keeps_alive = false;
+  seen.is_old = version == "HTTP/1.0";
+  if (seen.is_old) head.keeps_alive = false;
   else if (version != "HTTP/1.1") return "this is not HTTP/1.1";
   return nullptr;
 }
 
 // What the header means to this server; why it cannot be understood.
-const char* read_header(const Header& header, Head& head, bool& has_length) {
+const char* read_header(const Header& header, Head& head, Seen& seen) {
   const std::string_view name = header.name, value = header.value;
   auto is = [name](std::string_view lower) { return equals_ignoring_case(name, lower); };
   switch (name.size()) {
+    case 4:
+      if (is("host")) {
+        if (seen.has_host) return "there are two hosts";
+        seen.has_host = true;
+      }
+      break;
     case 5:
       if (is("range")) {
         if (head.range.data()) return "there are two ranges";
@@ -82,7 +97,11 @@ const char* read_header(const Header& header, Head& head, bool& has_length) {
       if (is("upgrade")) head.is_conditional = true;
       break;
     case 8:
-      if (is("if-match") || is("if-range")) head.is_conditional = true;
+      if (is("if-range")) head.is_conditional = true;
+      if (is("if-match")) {
+        if (head.if_match.data()) head.is_conditional = true;
+        head.if_match = value;
+      }
       break;
     case 10:
       if (is("connection")) {
@@ -90,7 +109,18 @@ const char* read_header(const Header& header, Head& head, bool& has_length) {
         else if (has_word(value, "keep-alive")) head.keeps_alive = true;
       }
       break;
+    case 11:
+      if (is("stoker-hops")) head.is_handed_on = true;
+      if (is("traceparent")) head.has_id = true;
+      break;
+    case 12:
+      if (is("x-request-id")) head.has_id = true;
+      break;
     case 13:
+      if (is("stoker-origin")) {
+        if (head.origin.data()) head.is_conditional = true;
+        head.origin = value;
+      }
       if (is("if-none-match")) head.is_conditional = true;
       if (is("cache-control") && has_word(value, "no-cache")) head.is_refreshing = true;
       if (is("authorization")) {
@@ -102,9 +132,9 @@ const char* read_header(const Header& header, Head& head, bool& has_length) {
       if (is("content-length")) {
         uint64_t length;
         if (!number_of(value, length) || length == NUMBER_MAX) return "the content length is no number";
-        if (has_length && length != head.content_length) return "there are two content lengths";
+        if (seen.has_length && length != head.content_length) return "there are two content lengths";
         head.content_length = length;
-        has_length = true;
+        seen.has_length = true;
       }
       break;
     case 17:
@@ -124,13 +154,14 @@ const char* read_header(const Header& header, Head& head, bool& has_length) {
 }
 
 const char* read_lines(std::string_view lines, Head& head) {
-  bool is_first = true, has_length = false;
+  bool is_first = true;
+  Seen seen;
   while (!lines.empty()) {
     const size_t end = lines.find("\r\n");
     const std::string_view line = lines.substr(0, end);
     lines.remove_prefix(end + 2);
     if (is_first) {
-      if (const char* why = read_first_line(line, head)) return why;
+      if (const char* why = read_first_line(line, head, seen)) return why;
       is_first = false;
       continue;
     }
@@ -139,10 +170,12 @@ const char* read_lines(std::string_view lines, Head& head) {
     const Header header{line.substr(0, colon), trimmed(line.substr(colon + 1))};
     if (!std::all_of(header.name.begin(), header.name.end(), is_token)) return "the name of a header is no word";
     if (!std::all_of(header.value.begin(), header.value.end(), is_text)) return "a header has control characters";
-    if (const char* why = read_header(header, head, has_length)) return why;
+    if (const char* why = read_header(header, head, seen)) return why;
     head.headers.push_back(header);
   }
-  if (has_length && head.is_chunked) return "the body has two lengths";
+  if (seen.has_length && head.is_chunked) return "the body has two lengths";
+  if (seen.is_old && head.is_chunked) return "HTTP/1.0 has no chunks";
+  if (!seen.is_old && !seen.has_host) return "there is no host";
   return nullptr;
 }
 
@@ -163,10 +196,11 @@ Parsed parse_head(std::string_view input, size_t& seen, Head& head, const char*&
     seen = input.size();
     return Parsed::more;
   }
-  head.method = head.target = head.authorization = head.range = {};
+  head.method = head.target = head.authorization = head.range = head.if_match = head.origin = {};
   head.headers.clear();
   head.content_length = 0;
   head.is_chunked = head.expects_continue = head.is_conditional = head.is_refreshing = false;
+  head.is_handed_on = head.has_id = false;
   head.keeps_alive = true;
   head.size = end + 4;
   seen = 0;
@@ -194,7 +228,7 @@ size_t ChunkReader::take(std::string_view input, std::string& body) {
       if (state_ == State::data_end) {
         state_ = line.empty() ? State::size : State::bad;
       } else if (state_ == State::trailer) {
-        state_ = line.empty() ? State::done : State::trailer;
+        state_ = line.empty() ? State::done : ++trailers_ > TRAILERS_MAX ? State::bad : State::trailer;
       } else {
         const std::string_view digits = trimmed(line.substr(0, line.find(';')));
         left_ = 0;
@@ -242,6 +276,16 @@ bool split_target(std::string_view target, Target& into) {
   return into.key.find('\0') == std::string::npos;
 }
 
+bool split_blob_target(std::string_view target, Target& into) {
+  const size_t bucket = target.find('/', 1) + 1;
+  const size_t slash = target.find('/', bucket);
+  if (bucket == 0 || slash == std::string_view::npos || slash == bucket || slash + 1 == target.size()) return false;
+  if (std::any_of(target.begin(), target.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; })) return false;
+  into.bucket = target.substr(bucket, slash - bucket);
+  into.key = target.substr(slash + 1);
+  return true;
+}
+
 RangeKind parse_range(std::string_view header, uint64_t size_bytes, ByteRange& range) {
   const size_t equals = header.find('=');
   if (equals == std::string_view::npos || !equals_ignoring_case(trimmed(header.substr(0, equals)), "bytes"))
@@ -269,7 +313,7 @@ void append_etag(std::string& into, std::string_view version) {
   into.push_back('"');
   for (const char c : version) {
     const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                          (c != '\0' && std::strchr("-._~:+=,@", c) != nullptr);
+                          (c != '\0' && std::strchr("-._~:+=,@/!#$&'()*;?[]^`{|}", c) != nullptr);
     if (is_plain) {
       into.push_back(c);
     } else {

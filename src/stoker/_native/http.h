@@ -20,12 +20,16 @@ struct Head {
   std::vector<Header> headers;
   std::string_view authorization;
   std::string_view range;
+  std::string_view if_match;
+  std::string_view origin;  // what stands for the origin that another server of the fleet has the bucket from
   uint64_t content_length = 0;
   bool is_chunked = false;
   bool keeps_alive = true;
   bool expects_continue = false;
-  bool is_conditional = false;  // If-Match and the like
+  bool is_conditional = false;  // by more than one If-Match
   bool is_refreshing = false;   // the reader wants to be sure that the origin was asked
+  bool is_handed_on = false;    // by another server of the fleet
+  bool has_id = false;          // it is to be told by from others, in logs or traces
   size_t size = 0;              // with the empty line
 
   bool has_body() const { return is_chunked || content_length != 0; }
@@ -49,6 +53,7 @@ class ChunkReader {
   enum class State { size, data, data_end, trailer, done, bad };
   State state_ = State::size;
   uint64_t left_ = 0;
+  int trailers_ = 0;
   std::string line_;
 };
 
@@ -58,6 +63,8 @@ struct Target {
   std::string key;
 };
 bool split_target(std::string_view target, Target& into);
+// The same of /blob/BUCKET/KEY, where a key is all that follows, as it stands. Nothing if it is not plain ASCII.
+bool split_blob_target(std::string_view target, Target& into);
 
 struct ByteRange {
   uint64_t start = 0;
@@ -69,6 +76,11 @@ RangeKind parse_range(std::string_view header, uint64_t size_bytes, ByteRange& r
 
 // A version as an entity tag, with its quotes.
 void append_etag(std::string& into, std::string_view version);
+// The tag in lines that begin with it.
+constexpr std::string_view ETAG = "ETag: ";
+inline std::string_view etag_in(std::string_view lines) {
+  return lines.substr(ETAG.size(), lines.find("\r\n") - ETAG.size());
+}
 
 bool equals_ignoring_case(std::string_view a, std::string_view lower);
 

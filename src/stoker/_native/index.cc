@@ -23,10 +23,12 @@ std::string Index::text(const Shard& shard, uint64_t at, size_t size) const {
   return found;
 }
 
-bool Index::has_version(const Shard& shard, const Object& object, std::string_view version) const {
+bool Index::has_version(const Shard& shard, const Object& object, std::string_view version,
+                        std::string* attributes) const {
   if (object.version_size < version.size() || object.tag != tag_of(version, object.size_bytes)) return false;
   std::string found = text(shard, object.text_at + object.key_size, object.version_size);
-  cut_attributes(found);
+  std::string said = cut_attributes(found);
+  if (attributes) *attributes = std::move(said);
   return found == version;
 }
 
@@ -138,7 +140,7 @@ std::optional<Piece> Index::held(uint16_t bucket, std::string_view key, uint32_t
 }
 
 bool Index::learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
-                  uint32_t now_s, std::string_view attributes) {
+                  uint32_t now_s, std::string_view attributes, bool stays_true) {
   std::string said(version);
   if (!attributes.empty()) (said += BEFORE_ATTRIBUTES) += attributes;
   if (key.empty() || key.size() > UINT16_MAX) throw FileProblem("a name is too long, or empty", 0);
@@ -156,7 +158,10 @@ bool Index::learn(uint16_t bucket, std::string_view key, std::string_view versio
   if (number != NONE) {
     Object& object = shard.at(number);
     const bool was_absent = object.flags & Object::ABSENT;
-    if (absent == was_absent && object.size_bytes == size_bytes && has_version(shard, object, version)) {
+    std::string before;
+    if (absent == was_absent && object.size_bytes == size_bytes && has_version(shard, object, version, &before)) {
+      const bool is_told_anew = !attributes.empty() && attributes != before;
+      if (is_told_anew && tell_anew(shard, number, key, said, now_s)) return false;
       object.checked_s = now_s;
       const CheckedRecord record{id, now_s, 0};
       append_gone(Kind::checked, bytes_of(record));
@@ -178,7 +183,7 @@ bool Index::learn(uint16_t bucket, std::string_view key, std::string_view versio
   try {
     places = append(Kind::object, body);
   } catch (const FileProblem&) {
-    if (number != NONE) {  // what it was is not true any more
+    if (number != NONE && !stays_true) {
       drop_object(shard, number);
       owes_ = true;
     }
@@ -199,6 +204,35 @@ bool Index::learn(uint16_t bucket, std::string_view key, std::string_view versio
   object.key_size = record.key_size;
   object.version_size = record.version_size;
   object.flags = record.flags;
+  place(shard, number, places);
+  count_object(shard, object, 1);
+  return true;
+}
+
+// Other attributes of the very version that is known. False, and all is as it was, where they cannot be written down.
+bool Index::tell_anew(Shard& shard, uint32_t number, std::string_view key, std::string_view said, uint32_t now_s) {
+  Object& object = shard.at(number);
+  ObjectRecord record{};
+  record.id = object.id;
+  record.size_bytes = object.size_bytes;
+  record.checked_s = now_s;
+  record.used_s = object.used_s;
+  record.tag = object.tag;
+  record.bucket = object.bucket;
+  record.key_size = object.key_size;
+  record.version_size = static_cast<uint16_t>(said.size());
+  record.flags = static_cast<uint8_t>((object.flags & Object::ABSENT) | ObjectRecord::SAME_VERSION);
+  std::string body(bytes_of(record));
+  body.append(key).append(said);
+  Places places;
+  try {
+    places = append(Kind::object, body);
+  } catch (const FileProblem&) {
+    return false;
+  }
+  count_object(shard, object, -1);
+  object.checked_s = now_s;
+  object.version_size = record.version_size;
   place(shard, number, places);
   count_object(shard, object, 1);
   return true;

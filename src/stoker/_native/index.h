@@ -160,10 +160,11 @@ class Index {
   bool covers(const Object& object, uint64_t start, uint64_t stop, uint32_t now_s) const;
   // Where a block of that version is held; counts as a use. An object that is packed whole is its block 0.
   std::optional<Piece> held(uint16_t bucket, std::string_view key, uint32_t tag, uint32_t block, uint32_t now_s) const;
-  // What the origin says; whether that is another version, whose pieces are gone. The attributes are those of when the
-  // version was first heard of. Throws FileProblem.
+  // What the origin says; whether that is another version, whose pieces are gone. Attributes that are not empty replace
+  // those that were known of the same version. Throws FileProblem: what was known before is known no more then, unless it
+  // `stays_true`.
   bool learn(uint16_t bucket, std::string_view key, std::string_view version, uint64_t size_bytes, bool absent,
-             uint32_t now_s, std::string_view attributes = {});
+             uint32_t now_s, std::string_view attributes = {}, bool stays_true = false);
   bool forget(uint16_t bucket, std::string_view key);
   // Of all that there is not, what nobody has asked about since; how many those were.
   uint64_t forget_absent(uint32_t before_s);
@@ -294,7 +295,9 @@ class Index {
   uint64_t piece_bytes(const Object& object, uint32_t block) const;
   // What follows the version in its text, which is cut to the version.
   static std::string cut_attributes(std::string& said);
-  bool has_version(const Shard& shard, const Object& object, std::string_view version) const;
+  bool has_version(const Shard& shard, const Object& object, std::string_view version,
+                   std::string* attributes = nullptr) const;
+  bool tell_anew(Shard& shard, uint32_t number, std::string_view key, std::string_view said, uint32_t now_s);
   void set_piece(Shard& shard, uint32_t number, uint32_t block, uint32_t container, uint32_t offset, uint32_t crc,
                  uint32_t now_s, bool is_verified);
   bool drop_piece(Shard& shard, uint32_t number, uint32_t block);

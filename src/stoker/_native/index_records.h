@@ -19,6 +19,7 @@ struct BucketRecord {  // its name and its note follow
 };
 
 struct ObjectRecord {  // its key and its version follow
+  static constexpr uint8_t SAME_VERSION = 128;  // a flag: only what is told besides is new, and pieces stay
   Hash128 id;
   uint64_t size_bytes;
   uint32_t checked_s;

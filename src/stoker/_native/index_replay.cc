@@ -157,9 +157,18 @@ void Index::Replaying::apply_object(Shard& shard, std::string_view body, uint64_
   if (!read_record(body, record) || record.key_size == 0) return;
   if (body.size() != sizeof record + record.key_size + record.version_size) return;
   uint32_t number = shard.find(record.id);
-  if (number == NONE) number = shard.add(record.id);
-  else index_.drop_pieces(shard, number);
+  const bool was_known = number != NONE;
+  if (!was_known) number = shard.add(record.id);
   Object& object = shard.at(number);
+  const bool is_same = was_known && (record.flags & ObjectRecord::SAME_VERSION) && object.tag == record.tag &&
+                       object.size_bytes == record.size_bytes;
+  if (is_same) {
+    object.text_at = at;
+    object.version_size = record.version_size;
+    object.checked_s = checked(shard, record.checked_s);
+    return;
+  }
+  if (was_known) index_.drop_pieces(shard, number);
   shard.met.bucket_max = std::max(shard.met.bucket_max, record.bucket);
   object.text_at = at;
   object.size_bytes = record.size_bytes;

@@ -25,10 +25,6 @@ constexpr double TICK_S = 1;
 constexpr double THROTTLE_S = 0.005;
 constexpr int UNIX_BUFFER_BYTES = 2 * 1024 * 1024;
 
-double clock_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void tune(int fd, const sockaddr_storage& peer) {
   const int on = 1;
   if (peer.ss_family == AF_UNIX)
@@ -39,9 +35,20 @@ void tune(int fd, const sockaddr_storage& peer) {
 
 }  // namespace
 
+double clock_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double boot_clock_s() {
+  timespec now;
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
 Loop::Loop(Front& front, uint64_t number) : front_(front), number_(number), next_id_(FIRST_CONNECTION) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  peers_ = std::make_unique<PeerLinks>(front_.settings_, epoll_);
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = WAKE;
@@ -66,9 +73,7 @@ void Loop::stop() {
   stops_ = true;
   const uint64_t one = 1;
   (void)!::write(wake_, &one, sizeof one);
-  if (!thread_.joinable()) return;
-  thread_.join();
-  connections_.clear();
+  if (thread_.joinable()) thread_.join();
 }
 
 bool Loop::post(Command command) {
@@ -98,6 +103,8 @@ void Loop::run() {
       if (what == WAKE) {
         uint64_t count;
         (void)!::read(wake_, &count, sizeof count);
+      } else if (what & PeerLinks::LINK) {
+        peers_->on_ready(what, events[static_cast<size_t>(i)].events, now_s);
       } else if (what < FIRST_CONNECTION) {
         accept(static_cast<int>(what - 1), now_s);
       } else {
@@ -107,8 +114,11 @@ void Loop::run() {
     run_commands(now_s);
     run_again(now_s);
     wake_throttled(now_s);
+    take_from_peers(now_s);
     if (now_s - ticked_s_ < TICK_S) continue;
     ticked_s_ = now_s;
+    peers_->on_tick(now_s);
+    take_from_peers(now_s);
     std::vector<uint64_t> ids;
     ids.reserve(connections_.size());
     for (const auto& [id, _] : connections_) ids.push_back(id);
@@ -118,6 +128,7 @@ void Loop::run() {
       settle(connection, step == Connection::Step::again ? connection.advance(now_s) : step);
     }
   }
+  connections_.clear();  // here, as TLS still says goodbye: to who is gone that raises SIGPIPE
 }
 
 int Loop::wait_ms(double now_s) const {
@@ -128,6 +139,7 @@ int Loop::wait_ms(double now_s) const {
 }
 
 void Loop::accept(int listening, double now_s) {
+  const std::shared_ptr<const TlsContext> tls = front_.tls();
   for (int i = 0; i < ACCEPTS; ++i) {
     sockaddr_storage peer{};
     socklen_t size = sizeof peer;
@@ -140,7 +152,7 @@ void Loop::accept(int listening, double now_s) {
     if (front_.drains_ || front_.connections_ >= front_.settings_.connections_max) {
       static constexpr char FULL[] =
           "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-      (void)!::send(fd, FULL, sizeof FULL - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (!tls || peer.ss_family == AF_UNIX) (void)!::send(fd, FULL, sizeof FULL - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
       ::close(fd);
       front_.refused_.fetch_add(1, std::memory_order_relaxed);
       continue;
@@ -150,6 +162,12 @@ void Loop::accept(int listening, double now_s) {
     // The number of the loop is in the lowest bits, so that a connection is found by its id.
     const uint64_t id = (next_id_++ << 8) | number_;
     auto made = std::make_unique<Connection>(front_, *this, id, fd, peer.ss_family == AF_UNIX, now_s);
+    made->set_peer(peer);
+    if (tls && peer.ss_family != AF_UNIX) {
+      std::unique_ptr<TlsSession> session = tls->accept(fd);
+      if (!session) continue;  // `made` closes it
+      made->seal(std::move(session));
+    }
     epoll_event event{};
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
     event.data.u64 = id;
@@ -173,8 +191,8 @@ void Loop::settle(Connection& connection, Connection::Step step) {
     return;
   }
   const bool is_again = step == Connection::Step::again;
-  // Where others wait for what all may send together, it has its next turn after theirs.
-  const bool gives_way = is_again && connection.unsent_bytes() && front_.egress_.is_limited() && !throttled_.empty();
+  // Where others wait for what they may send together, it has its next turn after theirs.
+  const bool gives_way = is_again && connection.unsent_bytes() && connection.shares_limit() && !throttled_.empty();
   if ((connection.is_throttled() || gives_way) && !connection.is_queued) {
     connection.is_queued = true;
     throttled_.push_back(connection.id());
@@ -190,29 +208,36 @@ void Loop::list(Connection& connection) {
 
 void Loop::close(Connection& connection) { connections_.erase(connection.id()); }
 
-// In the order in which they came to wait, as long as there is something to send with.
+// In the order in which they came to wait; those whose tenant can send no more keep their places.
 void Loop::wake_throttled(double now_s) {
   if (throttled_.empty() || now_s < throttled_until_s_) return;
   throttled_until_s_ = now_s + THROTTLE_S;
-  for (size_t left = throttled_.size(); left; --left) {
-    const uint64_t id = throttled_.front();
+  std::deque<uint64_t> waiting, kept;
+  waiting.swap(throttled_);
+  std::unordered_set<const Tenant*> dry;
+  for (const uint64_t id : waiting) {
     const auto found = connections_.find(id);
-    throttled_.pop_front();
     if (found == connections_.end()) continue;
     Connection& connection = *found->second;
+    const Tenant* tenant = connection.tenant();
+    if (dry.count(tenant)) {
+      kept.push_back(id);
+      continue;
+    }
     connection.is_queued = false;
     connection.wake();
     const uint64_t before = connection.unsent_bytes();
     const Connection::Step step = connection.advance(now_s);
     const bool is_dry = step != Connection::Step::close && connection.is_throttled() && connection.is_starved();
+    if (is_dry) dry.insert(tenant);
     if (is_dry && connection.unsent_bytes() == before) {
       connection.is_queued = true;
-      throttled_.push_front(id);  // its turn is still to come
-      break;
+      kept.push_back(id);  // its turn is still to come
+    } else {
+      settle(connection, step);
     }
-    settle(connection, step);
-    if (is_dry) break;
   }
+  throttled_.insert(throttled_.begin(), kept.begin(), kept.end());
 }
 
 void Loop::run_again(double now_s) {
@@ -224,6 +249,27 @@ void Loop::run_again(double now_s) {
     found->second->is_listed = false;
     settle(*found->second, found->second->advance(now_s));
   }
+}
+
+// What has come from other servers, or is known not to come, for who waits for it.
+void Loop::take_from_peers(double now_s) {
+  for (std::vector<PeerAnswer> answers = peers_->take(); !answers.empty(); answers = peers_->take()) {
+    for (PeerAnswer& answer : answers) {
+      const auto found = connections_.find(answer.connection);
+      if (found == connections_.end()) continue;
+      found->second->take_from_peer(answer, now_s);
+      settle(*found->second, found->second->advance(now_s));
+    }
+  }
+}
+
+const Fleet& Loop::fleet() {
+  const uint64_t version = front_.fleet_.version();
+  if (version != fleet_version_) {
+    fleet_ = front_.fleet_.get();
+    fleet_version_ = version;
+  }
+  return *fleet_;
 }
 
 void Loop::run_commands(double now_s) {
@@ -247,7 +293,10 @@ void Loop::carry_out(Command& command, double now_s) {
   if (found == connections_.end()) return;
   Connection& connection = *found->second;
   switch (command.kind) {
-    case Command::Kind::say: connection.say(std::move(command.bytes), command.is_data, std::move(command.passing)); break;
+    case Command::Kind::say:
+      connection.say(std::move(command.bytes), command.is_data, std::move(command.passing));
+      if (command.is_last) connection.finish(now_s);
+      break;
     case Command::Kind::file: connection.send_file(std::move(command.file), command.offset, command.size); break;
     case Command::Kind::inflow:
       connection.send_inflow(std::move(command.inflow), command.offset, command.size);
@@ -260,6 +309,7 @@ void Loop::carry_out(Command& command, double now_s) {
       }
       connection.finish(now_s);
       break;
+    case Command::Kind::charge: connection.charge(std::move(command.tenant)); break;
     case Command::Kind::more: connection.more(command.size, now_s); break;
     case Command::Kind::finish: connection.finish(now_s); break;
     case Command::Kind::notify: connection.notify(command.size); break;
@@ -273,6 +323,13 @@ void Loop::count_hit(uint16_t bucket, uint64_t bytes) {
   HitFigures& figures = hits_[bucket];
   figures.hits += 1;
   figures.hit_bytes += bytes;
+}
+
+void Loop::count_handed_on(uint16_t bucket, uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(hits_mutex_);
+  HitFigures& figures = hits_[bucket];
+  figures.handed_on += 1;
+  figures.handed_on_bytes += bytes;
 }
 
 std::unordered_map<uint16_t, HitFigures> Loop::take_hits() {

@@ -8,9 +8,12 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "connection.h"
+#include "peer_links.h"
+#include "tally.h"
 
 namespace stoker {
 
@@ -22,6 +25,7 @@ class HeadCache {
     uint64_t text_at = 0;
     uint32_t tag = 0;
     std::string headers;
+    bool is_told = false;  // what the origin says of the object besides
   };
   Entry& slot(const Hash128& id) { return entries_[id.low % SIZE]; }
 
@@ -39,17 +43,22 @@ struct Part {
 };
 
 struct Command {
-  enum class Kind { say, file, inflow, parts, wake, more, finish, drop, notify, drain } kind = Kind::say;
+  enum class Kind { say, file, inflow, parts, wake, charge, more, finish, drop, notify, drain } kind = Kind::say;
   uint64_t connection = 0;
   std::string bytes;
   bool is_data = false;
+  bool is_last = false;  // of what is said
   std::shared_ptr<File> file;
   std::shared_ptr<Inflow> inflow;
   uint64_t offset = 0;
   uint64_t size = 0;
   std::vector<Part> parts;
   std::shared_ptr<Passing> passing;  // goes with the first byte
+  std::shared_ptr<Tenant> tenant{};
 };
+
+double clock_s();
+double boot_clock_s();  // goes on while the machine is suspended
 
 class Loop {
  public:
@@ -61,10 +70,15 @@ class Loop {
   void stop();
   bool post(Command command);
   void count_hit(uint16_t bucket, uint64_t bytes);
+  void count_handed_on(uint16_t bucket, uint64_t bytes);
   std::unordered_map<uint16_t, HitFigures> take_hits();
 
+  Tally tally;
   HeadCache heads;
   std::string scratch;  // for an answer that is being put together
+  // As the back has told of it last.
+  const Fleet& fleet();
+  bool ask(const Peer& peer, PeerQuestion& question, double now_s) { return peers_->ask(peer, question, now_s); }
 
  private:
   void run();
@@ -72,6 +86,7 @@ class Loop {
   void on_ready(uint64_t id, uint32_t events, double now_s);
   void run_commands(double now_s);
   void run_again(double now_s);
+  void take_from_peers(double now_s);
   void carry_out(Command& command, double now_s);
   void settle(Connection& connection, Connection::Step step);
   void close(Connection& connection);
@@ -84,6 +99,9 @@ class Loop {
   uint64_t next_id_;
   int epoll_ = -1;
   int wake_ = -1;
+  std::unique_ptr<PeerLinks> peers_;
+  std::shared_ptr<const Fleet> fleet_;
+  uint64_t fleet_version_ = 0;
   std::thread thread_;
   std::atomic<bool> stops_{false};
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;

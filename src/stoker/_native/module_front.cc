@@ -5,8 +5,9 @@
 
 namespace {
 
-// An id, the secret, the buckets that it opens, and the access key that it signs for.
-using TokenOf = std::tuple<int, std::string, std::optional<std::vector<std::string>>, std::string>;
+// An id, the secret, prefixes of what it may read by bucket, the access key that it signs for, and whose it is.
+using TokenOf = std::tuple<int, std::string, std::map<std::string, std::vector<std::string>>, std::string, std::string>;
+using NamesOf = std::map<std::string, int>;  // ids of tokens that are certificates, by the names in those
 using BucketOf = std::tuple<uint16_t, double, uint32_t>;  // its number, its ttl, and `not_before_s`
 
 BucketRule rule_of(const BucketOf& bucket) {
@@ -29,7 +30,9 @@ py::object asked_of(Event& event) {
   return py::make_tuple(py::str(py::reinterpret_steal<py::object>(
                             PyUnicode_DecodeLatin1(asked.method.data(), static_cast<Py_ssize_t>(asked.method.size()), nullptr))),
                         py::bytes(asked.target), std::move(headers), py::bytes(asked.body), asked.principal,
-                        asked.is_near, asked.body_bytes);
+                        asked.is_near, asked.body_bytes, py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+                            asked.certificate.data(), static_cast<Py_ssize_t>(asked.certificate.size()), "replace")),
+                        asked.peer);
 }
 
 py::list take(Front& front, size_t limit) {
@@ -51,15 +54,39 @@ py::list take(Front& front, size_t limit) {
   return taken;
 }
 
-void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<std::string, BucketOf>& buckets) {
-  auto rules = std::make_shared<Rules>();
-  for (const auto& [id, secret, names, access_key] : tokens) {
-    Token token{id, secret, access_key, !names, {}};
-    if (names) token.buckets.insert(names->begin(), names->end());
-    if (!access_key.empty()) rules->keys[access_key] = static_cast<int>(rules->tokens.size());
-    rules->tokens.push_back(std::move(token));
+void add_tokens(Front& front, Rules& rules, const std::vector<TokenOf>& tokens, const std::map<std::string, double>& tenants,
+                const NamesOf& certificates) {
+  std::map<int, std::string> names;
+  for (const auto& [name, id] : certificates) names[id] = name;
+  for (const auto& [id, secret, reads, access_key, tenant] : tokens) {
+    Token token{id, secret, access_key, {}, nullptr};
+    if (const auto name = names.find(id); name != names.end()) token.certificate = name->second;
+    token.reads.insert(reads.begin(), reads.end());
+    if (const auto found = tenants.find(tenant); found != tenants.end()) token.tenant = front.tenant(tenant, found->second);
+    rules.add(std::move(token));
   }
+}
+
+void set_rules(Front& front, const std::vector<TokenOf>& tokens, const std::map<std::string, BucketOf>& buckets,
+               const std::map<std::string, double>& tenants, bool is_open, bool asks_back,
+               const std::map<std::string, BucketOf>& blobs, const std::optional<NamesOf>& certificates) {
+  auto rules = std::make_shared<Rules>();
+  rules->is_open = is_open;
+  rules->asks_back = asks_back;
+  rules->asks_of_certificates = certificates.has_value();
+  // Also those for whose tokens the back has still to see that others vouch.
+  for (const auto& [name, rate] : tenants) front.tenant(name, rate);
+  add_tokens(front, *rules, tokens, tenants, certificates.value_or(NamesOf()));
   for (const auto& [name, bucket] : buckets) rules->buckets[name] = rule_of(bucket);
+  for (const auto& [name, bucket] : blobs) rules->blobs[name] = rule_of(bucket);
+  front.set_rules(std::move(rules));
+}
+
+void change_tokens(Front& front, const std::vector<TokenOf>& added, const std::vector<int>& removed,
+                   const std::map<std::string, double>& tenants, const NamesOf& certificates) {
+  auto rules = std::make_shared<Rules>(*front.rules());
+  if (!removed.empty()) rules->remove({removed.begin(), removed.end()});
+  add_tokens(front, *rules, added, tenants, certificates);
   front.set_rules(std::move(rules));
 }
 
@@ -135,12 +162,17 @@ void bind_front(py::module_& module) {
       .def_readwrite("body_bytes_max", &FrontSettings::body_bytes_max)
       .def_readwrite("head_s", &FrontSettings::head_s)
       .def_readwrite("body_s", &FrontSettings::body_s)
+      .def_readwrite("body_bytes_per_s_min", &FrontSettings::body_bytes_per_s_min)
       .def_readwrite("idle_s", &FrontSettings::idle_s)
       .def_readwrite("send_s", &FrontSettings::send_s)
       .def_readwrite("egress_bytes_per_s", &FrontSettings::egress_bytes_per_s)
       .def_readwrite("connection_bytes_per_s", &FrontSettings::connection_bytes_per_s)
       .def_readwrite("passing_max", &FrontSettings::passing_max)
+      .def_readwrite("handed_bytes_max", &FrontSettings::handed_bytes_max)
+      .def_readwrite("handing_bytes_max", &FrontSettings::handing_bytes_max)
+      .def_readwrite("peer_silence_s", &FrontSettings::peer_silence_s)
       .def_readwrite("domains", &FrontSettings::domains)
+      .def_readwrite("open_targets", &FrontSettings::open_targets)
       .def_readwrite("threads", &FrontSettings::threads);
   py::class_<Figures>(module, "Figures")
       .def_readonly("accepted", &Figures::accepted)
@@ -149,7 +181,49 @@ void bind_front(py::module_& module) {
       .def_readonly("handed_over", &Figures::handed_over)
       .def_readonly("sent_bytes", &Figures::sent_bytes)
       .def_readonly("timed_out", &Figures::timed_out)
-      .def_readonly("connections", &Figures::connections);
+      .def_readonly("connections", &Figures::connections)
+      .def_readonly("waiting", &Figures::waiting);
+  py::class_<Tally::Sums>(module, "Tally")
+      .def_property_readonly("hits",
+                             [](const Tally::Sums& sums) {
+                               std::vector<std::tuple<bool, std::string, int, uint64_t>> hits;
+                               for (int i = 0; i < 8; ++i)
+                                 hits.emplace_back(i >> 2, (i >> 1 & 1) ? "HEAD" : "GET", (i & 1) ? 206 : 200,
+                                                   sums.hits[i >> 2][i >> 1 & 1][i & 1]);
+                               return hits;
+                             })
+      .def_property_readonly("refused",
+                             [](const Tally::Sums& sums) {
+                               std::map<int, uint64_t> refused;
+                               for (size_t i = 0; i < sums.refused.size(); ++i)
+                                 refused[Tally::REFUSALS[i]] = sums.refused[i];
+                               return refused;
+                             })
+      .def_property_readonly(
+          "bounds_s",
+          [](const Tally::Sums&) { return std::vector<double>(Tally::BOUNDS_S.begin(), Tally::BOUNDS_S.end()); })
+      .def_property_readonly(
+          "within", [](const Tally::Sums& sums) { return std::vector<uint64_t>(sums.within.begin(), sums.within.end()); })
+      .def_readonly("seconds", &Tally::Sums::seconds)
+      .def_property_readonly("handed_on_bounds_s",
+                             [](const Tally::Sums&) {
+                               return std::vector<double>(Tally::BACK_BOUNDS_S.begin(), Tally::BACK_BOUNDS_S.end());
+                             })
+      .def_property_readonly("handed_on_within",
+                             [](const Tally::Sums& sums) {
+                               return std::vector<uint64_t>(sums.handed_on_within.begin(), sums.handed_on_within.end());
+                             })
+      .def_readonly("handed_on_seconds", &Tally::Sums::handed_on_seconds)
+      .def_readonly("failed_handshakes", &Tally::Sums::failed_handshakes);
+  py::class_<TlsContext, std::shared_ptr<TlsContext>>(module, "TlsContext")
+      .def(py::init<std::string, std::string, std::string, bool>(), py::arg("certificate"), py::arg("key"),
+           py::arg("client_ca") = "", py::arg("is_client_required") = false);
+  py::class_<Fleet, std::shared_ptr<Fleet>>(module, "Fleet")
+      .def(py::init<const std::vector<Fleet::PeerOf>&, const std::string&, int, std::string,
+                    std::map<std::string, Fleet::BucketOf>, bool>(),
+           py::arg("peers"), py::arg("table"), py::arg("me"), py::arg("authorization"), py::arg("buckets"),
+           py::arg("tells_of_reads") = false)
+      .def("owner", &Fleet::owner, py::arg("bucket"), py::arg("key"));
   py::class_<Front, std::shared_ptr<Front>>(module, "Front")
       .def(py::init<std::shared_ptr<Index>, std::shared_ptr<Files>, const FrontSettings&>(), py::arg("index"),
            py::arg("files"), py::arg("settings"))
@@ -157,17 +231,26 @@ void bind_front(py::module_& module) {
       .def("start", &Front::start, release())
       .def("drain", &Front::drain, release())
       .def("stop", &Front::stop, release())
-      .def("set_rules", &set_rules, py::arg("tokens"), py::arg("buckets"))
+      .def("set_rules", &set_rules, py::arg("tokens"), py::arg("buckets"),
+           py::arg("tenants") = std::map<std::string, double>(), py::arg("is_open") = false, py::arg("asks_back") = false,
+           py::arg("blobs") = std::map<std::string, BucketOf>(), py::arg("certificates") = py::none())
+      .def("change_tokens", &change_tokens, py::arg("added"), py::arg("removed"), py::arg("tenants"),
+           py::arg("certificates") = NamesOf())
+      .def("set_tls", [](Front& front, std::shared_ptr<TlsContext> tls) { front.set_tls(std::move(tls)); }, py::arg("tls"))
+      .def("set_fleet", [](Front& front, std::shared_ptr<Fleet> fleet) { front.set_fleet(std::move(fleet)); },
+           py::arg("fleet"))
+      .def("charge", &Front::charge, py::arg("connection"), py::arg("tenant"))
+      .def("set_blobs_until", &Front::set_blobs_until, py::arg("until_s"), py::arg("from_s"))
       .def("set_now", &Front::set_now, py::arg("now_s"))
       .def("fileno", &Front::event_fd)
       .def("take", &take, py::arg("limit"))
       .def(
           "say",
-          [](Front& front, uint64_t connection, const py::buffer& bytes, bool is_data) {
+          [](Front& front, uint64_t connection, const py::buffer& bytes, bool is_data, bool is_last) {
             const py::buffer_info info = bytes.request();
-            return front.say(connection, std::string(view_of(info)), is_data);
+            return front.say(connection, std::string(view_of(info)), is_data, is_last);
           },
-          py::arg("connection"), py::arg("bytes"), py::arg("is_data") = false)
+          py::arg("connection"), py::arg("bytes"), py::arg("is_data") = false, py::arg("is_last") = false)
       .def("send_file", &send_file, py::arg("files"), py::arg("connection"), py::arg("container"), py::arg("offset"),
            py::arg("size"), py::arg("before") = "", release())
       .def("send_inflow", &Front::send_inflow, py::arg("connection"), py::arg("inflow"), py::arg("offset"),
@@ -196,9 +279,16 @@ void bind_front(py::module_& module) {
       .def("drop", &Front::drop, py::arg("connection"))
       .def("notify", &Front::notify, py::arg("connection"), py::arg("unsent_bytes_max"))
       .def("figures", &Front::figures)
+      .def("tally", &Front::tally)
+      .def("tenant_figures", [](Front& front) {
+        std::map<std::string, std::tuple<uint64_t, uint64_t, double>> said;
+        for (const auto& [name, one] : front.tenant_figures()) said[name] = {one.hits, one.sent_bytes, one.throttled_s};
+        return said;
+      })
       .def("take_hits", [](Front& front) {
-        std::map<uint16_t, std::pair<uint64_t, uint64_t>> hits;
-        for (const auto& [bucket, figures] : front.take_hits()) hits[bucket] = {figures.hits, figures.hit_bytes};
+        std::map<uint16_t, std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> hits;
+        for (const auto& [bucket, one] : front.take_hits())
+          hits[bucket] = {one.hits, one.hit_bytes, one.handed_on, one.handed_on_bytes};
         return hits;
       });
 }

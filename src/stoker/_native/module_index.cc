@@ -117,7 +117,8 @@ void bind_index(py::module_& module) {
       .def("held", &Index::held, py::arg("bucket"), py::arg("key"), py::arg("tag"), py::arg("block"), py::arg("now_s"),
            release())
       .def("learn", &Index::learn, py::arg("bucket"), py::arg("key"), py::arg("version"), py::arg("size_bytes"),
-           py::arg("absent"), py::arg("now_s"), py::arg("attributes") = "", release())
+           py::arg("absent"), py::arg("now_s"), py::arg("attributes") = "",
+           py::arg("stays_true") = false, release())
       .def("forget", &Index::forget, py::arg("bucket"), py::arg("key"), release())
       .def("forget_absent", &Index::forget_absent, py::arg("before_s"), release())
       .def("refresh", &Index::refresh, py::arg("bucket"), py::arg("prefix"), release())

@@ -114,7 +114,8 @@ bool canonical(const Head& head, std::string_view names, std::string& text) {
 }  // namespace
 
 bool is_signed(const Head& head) {
-  if (!head.authorization.empty()) return head.authorization.substr(0, 4) == "AWS4";
+  // What is signed by version 2 ("AWS KEY:SIGNATURE") the back refuses in S3's words.
+  if (!head.authorization.empty()) return head.authorization.substr(0, 3) == "AWS";
   static constexpr std::string_view NAME = "X-Amz-Signature=";
   size_t at = head.target.find('?');
   while (at != std::string_view::npos) {
@@ -145,7 +146,7 @@ int Signatures::principal(const Rules& rules, const Head& head, int64_t now_s) {
   const Digest request = sha256(text_);
   text_.assign(ALGORITHM).append("\n").append(date->value).append("\n").append(scope).append("\n");
   append_hex(text_, request);
-  const Token& token = rules.tokens[static_cast<size_t>(found->second)];
+  const Token& token = *rules.tokens[static_cast<size_t>(found->second)];
   const Digest proof = hmac_sha256(view_of(key(said.credential, token.secret)), text_);
   text_.clear();
   append_hex(text_, proof);

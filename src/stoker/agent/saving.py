@@ -33,6 +33,8 @@ COMMAND = (sys.executable, "-P", "-m", "stoker.train.checkpoints.saver")
 START_AGAIN_S = 30.0
 """Seconds after which another saver is started in the place of one that has ended on its own."""
 SAY_EVERY_S = 10.0
+KILLED_S = 10.0
+"""After SIGKILL a saver ends in no time, unless a file system holds it in the kernel: then it is left behind."""
 TURN_S = 5.0
 """Seconds that nodes which have lost their master leave to each other: who finds the state written writes nothing."""
 
@@ -116,8 +118,7 @@ class NodeSaver:
             if self._starting is not None:
                 await self._starting
             self.kill()
-            if self._hearing is not None:
-                await asyncio.gather(self._hearing, return_exceptions=True)
+            await self._see_it_end()
 
     def kill(self) -> None:
         """At once. What it was writing is no checkpoint."""
@@ -197,6 +198,20 @@ class NodeSaver:
     def _tell(self, command: Command) -> None:
         if self._child is not None and self._child.stdin is not None:
             self._child.stdin.write(encode_line(command))
+
+    async def _see_it_end(self) -> None:
+        if self._hearing is None:
+            return
+        _, late = await asyncio.wait([self._hearing], timeout=KILLED_S)
+        if late and self._child is not None:
+            log.error(
+                "the process that writes snapshots to the storage, %d, was killed and does not end: a file system "
+                "holds it, or a process that it has started; it is left behind",
+                self._child.pid,
+            )
+            self._hearing.cancel()
+            await asyncio.wait([self._hearing])
+            self._child._transport.close()  # type: ignore[attr-defined]  # its pipes, which somebody holds open
 
     async def _finish(self, turn: int) -> None:
         if self._starting is not None:

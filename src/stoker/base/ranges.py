@@ -17,7 +17,11 @@ class ByteRange(NamedTuple):
 
 
 class UnsatisfiableRange(ValueError):
-    """The range lies outside the object (HTTP 416)."""
+    """The range lies outside the object (HTTP 416), which has `size_bytes`."""
+
+    def __init__(self, header: str, size_bytes: int) -> None:
+        super().__init__(f"{header!r} of {size_bytes} bytes")
+        self.size_bytes = size_bytes
 
 
 def parse_http_range(header: str, size_bytes: int) -> ByteRange | None:
@@ -37,13 +41,13 @@ def parse_http_range(header: str, size_bytes: int) -> ByteRange | None:
             return None
         suffix = _number(last)
         if suffix == 0 or size_bytes == 0:
-            raise UnsatisfiableRange(f"{header!r} of {size_bytes} bytes")
+            raise UnsatisfiableRange(header, size_bytes)
         return ByteRange(max(0, size_bytes - suffix), size_bytes)
     start = _number(first)
     if last != "" and _number(last) < start:
         return None
     if start >= size_bytes:
-        raise UnsatisfiableRange(f"{header!r} of {size_bytes} bytes")
+        raise UnsatisfiableRange(header, size_bytes)
     return ByteRange(start, size_bytes if last == "" else min(_number(last) + 1, size_bytes))
 
 

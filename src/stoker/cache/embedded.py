@@ -44,7 +44,9 @@ class EmbeddedCache:
     """Runs a cache server until `stop`, or until this process ends in whatever way.
 
     Without `directory` it caches in a private folder that `stop` removes. `buckets` maps names to origin
-    URLs or BucketSpecs. `listen` is HOST:PORT; port 0 takes a free one.
+    URLs (another fleet is one: `stoker+http://HOST:PORT/BUCKET`) or BucketSpecs. `listen` is HOST:PORT; port 0 takes a
+    free one. `is_writable`: the buckets that are given by URLs may be written to, through to their origins.
+    `socket_folder`: where its Unix socket is, under the same name after each start; None: in a private folder.
     """
 
     def __init__(
@@ -54,14 +56,18 @@ class EmbeddedCache:
         buckets: Mapping[str, str | BucketSpec] | None = None,
         token: str | None = None,
         listen: str = "127.0.0.1:0",
+        *,
+        is_writable: bool = False,
+        socket_folder: str | Path | None = None,
     ) -> None:
         self._directory = None if directory is None else Path(directory)
         self._capacity_bytes = capacity_bytes
         self._buckets = {
-            name: spec if isinstance(spec, BucketSpec) else BucketSpec(spec)
+            name: spec if isinstance(spec, BucketSpec) else BucketSpec(spec, writable=is_writable)
             for name, spec in (buckets or {}).items()
         }
         self._token = token
+        self._socket_folder = None if socket_folder is None else Path(socket_folder)
         host, colon, port = listen.rpartition(":")
         if not colon or not port.isdigit():
             raise ConfigError(f"{listen!r} is not HOST:PORT")
@@ -77,14 +83,16 @@ class EmbeddedCache:
         """
         if self.endpoint is not None:
             return self.endpoint
-        self._private = tempfile.mkdtemp(prefix="stoker-cache-")
-        folder = self._directory or Path(self._private) / "cache"
+        sockets = self._socket_folder
+        if self._directory is None or sockets is None:
+            self._private = tempfile.mkdtemp(prefix="stoker-cache-")
+        folder = self._directory or Path(self._private or "") / "cache"
         config: dict[str, Any] = {
             "folder": str(folder.absolute()),
             "capacity_bytes": self._capacity_bytes,
             "host": self._host,
             "port": self._port,
-            "unix_path": f"{self._private}/socket",
+            "unix_path": f"{(sockets or Path(self._private or '')).absolute()}/socket",
             "buckets": self._buckets,
             "tokens": [] if self._token is None else [self._token],
         }

@@ -72,6 +72,11 @@ class Placement:
                 break
         return [self._owning[index] for index in _spread(order, self._owning, count)]
 
+    def table(self) -> tuple[list[str], bytes]:
+        """Who owns something, by name, and the numbers of those that own what has each hash, modulo the table's size
+        (XXH64; unsigned numbers of two bytes, as this machine has them)."""
+        return [member.name for member in self._owning], array("H", self._table).tobytes()
+
     def without(self, names: Iterable[str]) -> Placement:
         """The placement while these are away: what they own goes where it will go once the fleet has left them out."""
         gone = frozenset(names)

@@ -8,6 +8,7 @@ gives, and what does not fit is not stored; a pinned one never gives either, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,10 +53,14 @@ class Room:
             raise ValueError(f"a limit of {limit_bytes} bytes with {spare_bytes} spare is none")
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.kept_bytes = 0
+        """Of files that were given up, and that readers have open: so much less is the limit."""
         self._spare_bytes = spare_bytes
         self._lots: dict[int, Lot] = {}
         self._used: dict[int, int] = {}
         self._quotas: dict[str, int] = {}
+        self._tenants: dict[str, str] = {}
+        self._tenant_quotas: Mapping[str, int] = {}
         self._foreseen: set[str] = set()
 
     def set_lot(self, lot: Lot) -> None:
@@ -66,6 +71,14 @@ class Room:
     def set_quota(self, bucket: str, quota_bytes: int) -> None:
         """What all lots of a bucket may use together; 0: no limit."""
         self._quotas[bucket] = quota_bytes
+
+    def set_tenant(self, bucket: str, tenant: str) -> None:
+        """Whose bucket it is; empty: nobody's."""
+        self._tenants[bucket] = tenant
+
+    def set_tenant_quotas(self, quotas: Mapping[str, int]) -> None:
+        """What all buckets of each tenant may use together; 0, or none: no limit."""
+        self._tenant_quotas = dict(quotas)
 
     def set_foreseen(self, bucket: str, *, is_foreseen: bool) -> None:
         """Whether it is known of a bucket what is read next: `uniform` replaces what is read later, then."""
@@ -86,6 +99,18 @@ class Room:
         """Bytes that a bucket uses."""
         return sum(self._used[lot.number] for lot in self._lots.values() if lot.bucket == bucket)
 
+    def used_by_tenant(self, tenant: str) -> int:
+        """Bytes that all buckets of a tenant use."""
+        return sum(self._used[lot.number] for lot in self._lots_of_tenant(tenant))
+
+    @property
+    def tenant_quotas(self) -> Mapping[str, int]:
+        """Of the tenants that have one."""
+        return self._tenant_quotas
+
+    def _lots_of_tenant(self, tenant: str) -> list[Lot]:
+        return [lot for lot in self._lots.values() if self._tenants.get(lot.bucket) == tenant]
+
     def ask(
         self,
         number: int,
@@ -101,7 +126,7 @@ class Room:
         bucket leaves for it.
         """
         lot = self._lots[number]
-        limit_bytes = self.limit_bytes - (0 if is_moving else self._spare_bytes)
+        limit_bytes = self.limit_bytes - self.kept_bytes - (0 if is_moving else self._spare_bytes)
         if size_bytes > limit_bytes:
             return _refused(f"it is larger than the limit of {limit_bytes} bytes")
         if is_moving:
@@ -113,6 +138,10 @@ class Room:
         if quota_bytes and (over := self.used_by_bucket(lot.bucket) + size_bytes - quota_bytes) > 0:
             own = [other for other in self._lots.values() if other.bucket == lot.bucket]
             return self._from(lot, over, own, f"the quota of {lot.bucket}")
+        tenant = self._tenants.get(lot.bucket, "")
+        quota_bytes = self._tenant_quotas.get(tenant, 0) if tenant else 0
+        if quota_bytes and (over := self.used_by_tenant(tenant) + size_bytes - quota_bytes) > 0:
+            return self._from(lot, over, self._lots_of_tenant(tenant), f"the quota of the tenant {tenant}")
         over = self.used_bytes + size_bytes - limit_bytes
         if over > 0:
             among = [other for other in self._lots.values() if not is_loading or other.bucket == lot.bucket]

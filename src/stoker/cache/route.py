@@ -89,6 +89,11 @@ class FleetView:
                 self._placements.popitem(last=False)
         return known
 
+    def assigned(self, name: str) -> str:
+        """Who owns it, whether it can be reached or not; empty: nobody does."""
+        owner = self._whole().owner(name)
+        return "" if owner is None else owner.name
+
     def owner_before(self, name: str) -> str | None:
         """Who owned it before the members changed, if that is another than this server, and can be reached."""
         owner = None if self._before is None else self._before.owner(name)

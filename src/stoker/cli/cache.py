@@ -15,15 +15,20 @@ from stoker.base.ids import check_name
 from stoker.base.units import parse_size_bytes
 from stoker.cache.fleet.open import parse_member
 from stoker.cache.maglev import WEIGHT_MAX
+from stoker.cache.server.blobs.buckets import check_blob_buckets
 from stoker.cache.server.buckets import check_bucket
 from stoker.cache.server.listening import OWN_USER_MODE
-from stoker.cache.server.server import Listening, ServerSettings, serve
+from stoker.cache.server.serving import serve
+from stoker.cache.server.settings import Listening, ServerSettings, ServerTlsFiles
 from stoker.cli.cache_ask import add_questions
+from stoker.cli.cache_blobs import BlobBucketFile, add_blob_options, blob_buckets
 from stoker.cli.cache_envoy import add_envoy_parser
+from stoker.cli.cache_link import add_link_parser, link_age_max_s
 from stoker.cli.cache_load import add_load_parser
+from stoker.cli.cache_observe import ObserveFile, add_observe_options, observe_settings, write_logs
 from stoker.cli.cache_top import add_top_parser
 from stoker.errors import ConfigError
-from stoker.settings import environment
+from stoker.settings import cache_settings, environment
 from stoker.wire.cache_api import BucketSpec
 
 _EPILOG = """\
@@ -57,12 +62,16 @@ The file says the same, and arguments beat it:
   capacity = "2TB"
   tokens = ["s3cret-token", "other-token:images"]
   keys = ["ACCESS:SECRET", "OTHER:ITS-SECRET:images"]   # for S3 clients
+  tls_cert = "/etc/stoker/server.pem"
+  tls_key = "/etc/stoker/server.key"
   [buckets.images]
   origin_url = "s3://my-bucket/images"
   policy = "uniform"        # lru (default) or uniform
   ttl_s = 3600.0
   stale_if_error_s = 86400.0
   identity = ""             # the same at all servers of a fleet where one data set has different URLs
+  [blob_buckets.pfio]
+  capacity = "20GB"         # for what is pushed to http://HOST:PORT/blob/pfio/KEY
 
 Objects are then at http://HOST:PORT/BUCKET/KEY. Stop it with Ctrl-C or SIGTERM: it finishes what was asked
 and exits with 0.
@@ -81,13 +90,22 @@ class ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     capacity: str | int | None = None
     tokens: list[str] = []
     keys: list[str] = []
+    access: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    tls_client_required: bool = False
+    link_max_age: str | None = None
     s3_domains: list[str] = []
+    s3_buckets_at: str = ""
     buckets: dict[str, BucketSpec] = {}
+    blob_buckets: dict[str, BlobBucketFile] = {}
     fleet: str = ""
     advertise: str = ""
     name: str = ""
     zone: str = ""
     weight: int | None = None
+    observe: ObserveFile = ObserveFile()
 
 
 def add_cache_parser(subparsers: Any) -> None:
@@ -104,6 +122,7 @@ def add_cache_parser(subparsers: Any) -> None:
     add_questions(commands)
     add_load_parser(commands)
     add_top_parser(commands)
+    add_link_parser(commands)
     add_envoy_parser(commands)
 
 
@@ -133,6 +152,22 @@ def _add_serve(commands: Any) -> None:
     )
     _add_access(server)
     server.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="speak TLS: this server's certificate, and behind it who signed it, in PEM",
+    )
+    server.add_argument(
+        "--tls-key", metavar="FILE", help="its private key; both are read again when they change"
+    )
+    server.add_argument(
+        "--tls-client-ca", metavar="FILE",
+        help="who signs the certificates of clients, which --access FILE says the principals of",
+    )  # fmt: skip
+    server.add_argument(
+        "--tls-client-required", action="store_true",
+        help="let in only who shows such a certificate, whatever token comes with it",
+    )  # fmt: skip
+    server.add_argument(
         "--fleet", metavar="WHERE",
         help="be one of many: where they meet (http://HOST:PORT,… or file:///SHARED/FOLDER or etcd://HOST:PORT/PREFIX)",
     )  # fmt: skip
@@ -147,6 +182,7 @@ def _add_serve(commands: Any) -> None:
         type=int,
         help="its share of the blocks beside the others'; default 1, or what a list says",
     )
+    add_observe_options(server)
     server.add_argument("--config", metavar="FILE", help="a TOML file that says the same")
     server.set_defaults(handler=_serve)
 
@@ -156,6 +192,7 @@ def _add_access(server: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--bucket", metavar="NAME=ORIGIN_URL", action="append", default=[], help="a bucket to serve (repeats)"
     )
+    add_blob_options(server)
     server.add_argument(
         "--writable", metavar="NAME", action="append", default=[],
         help="a bucket that S3 clients may write to, through to its origin (repeats)",
@@ -169,8 +206,21 @@ def _add_access(server: argparse.ArgumentParser) -> None:
         help="the same for S3 clients, which sign with it (repeats)",
     )  # fmt: skip
     server.add_argument(
+        "--access", metavar="FILE",
+        help="a TOML file of principals: their rules, limits and credentials; read again when it has changed",
+    )  # fmt: skip
+    server.add_argument(
+        "--link-max-age",
+        metavar="TIME",
+        help="refuse links that are good for longer; default 7d; 0: all links",
+    )
+    server.add_argument(
         "--s3-domain", metavar="DOMAIN", action="append", default=[],
         help="S3 clients may ask BUCKET.DOMAIN for what is in a bucket (repeats)",
+    )  # fmt: skip
+    server.add_argument(
+        "--s3-buckets-at", metavar="ORIGIN_URL",
+        help="where S3 clients whose key opens everything may make buckets; default: they may not",
     )  # fmt: skip
     server.add_argument(
         "--policy",
@@ -192,6 +242,8 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
     if capacity is None:
         raise ConfigError("say how much disk the cache may take: --capacity 20GB")
     buckets = _buckets(arguments, file)
+    blobs = blob_buckets(arguments.blob_bucket, file.blob_buckets)
+    check_blob_buckets(blobs, buckets)
     return ServerSettings(
         folder=Path(folder),
         capacity_bytes=_size("--capacity", capacity),
@@ -204,15 +256,22 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
             "--connection-egress", arguments.connection_egress or file.connection_egress or 0
         ),
         buckets=buckets,
+        blob_buckets=blobs,
         tokens=arguments.token or file.tokens,
         keys=arguments.key or file.keys,
+        access_path=Path(arguments.access or file.access) if arguments.access or file.access else None,
+        tls=_tls(arguments, file),
+        client_tls=cache_settings().tls,
+        link_age_max_s=link_age_max_s(arguments.link_max_age or file.link_max_age),
         s3_domains=[name.lower() for name in arguments.s3_domain or file.s3_domains],
+        s3_buckets_at=arguments.s3_buckets_at or file.s3_buckets_at,
         environment=environment(),
         fleet=arguments.fleet or file.fleet,
         advertise=_advertised(arguments.advertise or file.advertise),
         name=_name(arguments.name or file.name),
         zone=arguments.zone or file.zone,
         weight=_weight(file.weight if arguments.weight is None else arguments.weight),
+        observe=observe_settings(arguments, file.observe),
     )
 
 
@@ -237,6 +296,28 @@ def _buckets(arguments: argparse.Namespace, file: ServeFile) -> dict[str, Bucket
     for name, spec in buckets.items():
         check_bucket(name, spec)
     return buckets
+
+
+def _tls(arguments: argparse.Namespace, file: ServeFile) -> ServerTlsFiles | None:
+    """Raises ConfigError."""
+    certificate = arguments.tls_cert or file.tls_cert
+    key = arguments.tls_key or file.tls_key
+    client_ca = arguments.tls_client_ca or file.tls_client_ca
+    is_required = arguments.tls_client_required or file.tls_client_required
+    if is_required and not client_ca:
+        raise ConfigError(
+            "--tls-client-required: give --tls-client-ca FILE, who signs the certificates of clients"
+        )
+    if not certificate and not key and not client_ca:
+        return None
+    if not certificate or not key:
+        raise ConfigError("to speak TLS, give both --tls-cert FILE and --tls-key FILE")
+    if client_ca and not is_required and not (arguments.access or file.access):
+        raise ConfigError(
+            "--tls-client-ca is of no use without --access FILE, which says whose the certificates of clients are, or "
+            "--tls-client-required"
+        )
+    return ServerTlsFiles(Path(certificate), Path(key), Path(client_ca) if client_ca else None, is_required)
 
 
 def _advertised(url: str) -> str:
@@ -265,7 +346,9 @@ def _weight(weight: int | None) -> int | None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    serve(serve_settings(arguments), _announce, lambda _: None)
+    settings = serve_settings(arguments)
+    write_logs(settings.observe)
+    serve(settings, _announce, lambda _: None)
     return 0
 
 

@@ -108,6 +108,14 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
         lines.append(f"  {describe_fleet(fleet)}")
         lines += [f"  {line}" for line in describe_troubles(fleet)]
     for bucket in status.buckets:
+        if bucket.kind == "blobs":
+            taken = _taken(bucket.used_bytes, bucket.quota_bytes)
+            lines.append(
+                f"  {bucket.name}  blobs  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
+                f"misses {bucket.misses}"
+            )
+            lines.append(f"    {taken}")
+            continue
         lines.append(
             f"  {bucket.name}  {bucket.policy}  held {format_bytes(bucket.held_bytes)}  hits {bucket.hits}  "
             f"misses {bucket.misses}  origin {format_bytes(bucket.origin_bytes)} in {bucket.origin_requests} "
@@ -118,6 +126,10 @@ def describe(endpoint: str, status: CacheStatus, fleet: FleetStatus | None = Non
         f"  {bucket.name}: its origin has failed again and again, and is left alone for a while"
         for bucket in status.buckets
         if bucket.origin_state != "closed"
+    ]
+    lines += [
+        f"  tenant {tenant.name}  {_taken(tenant.used_bytes, tenant.quota_bytes)}"
+        for tenant in status.tenants
     ]
     lines += [f"  note: {note}" for note in status.notes]
     return "\n".join(lines)
@@ -131,6 +143,11 @@ def describe_rules(bucket: BucketStatus) -> list[str]:
     )
     taken = _taken(bucket.used_bytes, bucket.quota_bytes) or "no quota"
     lines = [f"{taken}, {copies}, ttl {format_duration(bucket.ttl_s)}"]
+    if bucket.nearer:
+        alone = "" if bucket.nearer_state == "closed" else ", which failed and is left alone for a while"
+        lines.append(
+            f"{format_bytes(bucket.nearer_bytes)} came through the nearer fleet {bucket.nearer}{alone}"
+        )
     for part in bucket.prefixes:
         said = [_taken(part.used_bytes, part.quota_bytes) or f"takes {format_bytes(part.used_bytes)}"]
         lines.append(f"{part.prefix}: {', '.join(said + ['pinned'] * part.pinned)}")

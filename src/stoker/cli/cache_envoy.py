@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from stoker.cache.auth.tokens import TokenAuth, check_listen
-from stoker.cache.fleet.envoy import CLUSTER, near_resource
+from stoker.cache.auth.access import access_of, check_listen
+from stoker.cache.fleet.discovery import WHY_NAMELESS
+from stoker.cache.fleet.envoy import CLUSTER, near_resource, without_names
 from stoker.cache.fleet.envoy_bootstrap import Address, BootstrapOptions, bootstrap
-from stoker.cache.fleet.open import FORMS, open_membership
+from stoker.cache.fleet.open import FORMS, members_of, open_membership
 from stoker.cli.cache_envoy_serve import run_discovery
 from stoker.cli.cache_options import print_json
 from stoker.errors import EXIT_OK, ConfigError
@@ -95,11 +96,25 @@ def add_envoy_parser(commands: Any) -> None:
     )
     starts.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     starts.add_argument("--tls-key", metavar="FILE", help="its key")
+    starts.add_argument(
+        "--ca", metavar="FILE",
+        help="who signs the certificates of servers that are reached by https://; without it they are not asked",
+    )  # fmt: skip
+    starts.add_argument(
+        "--server-name", metavar="NAME",
+        help="the host name in their certificates; default: that by which the fleet knows each, which cannot be an "
+        "IP address",
+    )  # fmt: skip
+    starts.add_argument(
+        "--client-cert", metavar="FILE", help="what Envoy shows to servers that ask for a certificate"
+    )
+    starts.add_argument("--client-key", metavar="FILE", help="its key")
     envoy.set_defaults(handler=_envoy)
 
 
 def bootstrap_options(arguments: argparse.Namespace) -> BootstrapOptions:
     """What the arguments say. Raises ConfigError."""
+    _check_names(arguments)
     port = arguments.port if ":" in arguments.port else f"127.0.0.1:{arguments.port}"
     discovery = [_address("--discovery", text) for text in arguments.discovery]
     if not discovery and not arguments.to:
@@ -119,7 +134,20 @@ def bootstrap_options(arguments: argparse.Namespace) -> BootstrapOptions:
         token_file=_absolute(arguments.token_file),
         tls_certificate=_absolute(arguments.tls_cert),
         tls_key=_absolute(arguments.tls_key),
+        server_ca=_absolute(arguments.ca),
+        server_name=arguments.server_name or "",
+        client_certificate=_absolute(arguments.client_cert),
+        client_key=_absolute(arguments.client_key),
     )
+
+
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError where the fleet is said as well, and Envoy could not verify who is in it."""
+    if not arguments.fleet or not arguments.ca or arguments.server_name:
+        return
+    nameless = without_names(members_of(arguments.fleet))
+    if nameless:
+        raise ConfigError(WHY_NAMELESS % ", ".join(nameless))
 
 
 def _envoy(arguments: argparse.Namespace) -> int:
@@ -137,7 +165,7 @@ def _envoy(arguments: argparse.Namespace) -> int:
     text = arguments.listen or (None if files else DEFAULT_LISTEN)
     listen = None if text is None else _address("--listen", text)
     known = cache_settings().token
-    auth = TokenAuth(arguments.token or ([] if known is None else [known]))
+    auth = access_of(arguments.token or ([] if known is None else [known]))
     if listen is not None:
         check_listen(listen.host, auth)
     if not auth.is_open and auth.fleet_token() is None:

@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from stoker.base.clock import SystemClock
-from stoker.cache.auth.tokens import TokenAuth
+from stoker.cache.auth.access import Access
 from stoker.cache.fleet.discovery import Discovery
-from stoker.cache.fleet.envoy import TYPE_URL, DiscoveryRequest
+from stoker.cache.fleet.envoy import TYPE_URL, DiscoveryRequest, DiscoveryResponse, version_of
 from stoker.cache.fleet.envoy_bootstrap import HOLD_S
+from stoker.cache.fleet.envoy_tls import SECRET_TYPE_URL, secrets
 from stoker.cache.fleet.port import Membership
 from stoker.cache.server.listening import listen_tcp
 from stoker.errors import ConfigError, WireError
@@ -27,6 +28,7 @@ from stoker.job.control.response import Refusal, Response, error_response, json_
 
 log = logging.getLogger("stoker.cache")
 DISCOVERY_PATH = "/v3/discovery:endpoints"
+SECRETS_PATH = "/v3/discovery:secrets"
 HEALTH_PATH = "/health"
 _BODY_BYTES_MAX = 1024 * 1024
 """An Envoy says with each request which extensions it has: 80 KB."""
@@ -43,12 +45,10 @@ class DiscoveryHealth(msgspec.Struct, frozen=True):
 class DiscoveryRouter:
     """Answers the requests of Envoys."""
 
-    def __init__(self, discovery: Discovery, auth: TokenAuth) -> None:
+    def __init__(self, discovery: Discovery, auth: Access) -> None:
         self._discovery = discovery
         self._auth = auth
-        self._secrets = [
-            secret.encode() for _, secret, buckets, access in auth.rules() if buckets is None and not access
-        ]
+        self._secrets = [secret.encode() for secret in auth.unrestricted_tokens()]
 
     def is_authorized(self, headers: Mapping[str, str]) -> bool:
         """Whether it carries one of the tokens, where there are any."""
@@ -73,7 +73,7 @@ class DiscoveryRouter:
 
     async def _handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
         path = target.partition("?")[0]
-        methods = {DISCOVERY_PATH: "POST", HEALTH_PATH: "GET"}
+        methods = {DISCOVERY_PATH: "POST", SECRETS_PATH: "POST", HEALTH_PATH: "GET"}
         if path not in methods:
             raise Refusal(
                 "not_found", f"there is no route {path}", f"ask for {DISCOVERY_PATH} or {HEALTH_PATH}"
@@ -89,17 +89,23 @@ class DiscoveryRouter:
             return json_response(said, 503 if endpoints is None else 200)
         if not self.is_authorized(headers):
             raise self.unauthorized()
-        return await self._discover(body)
+        return await (self._discover(body) if path == DISCOVERY_PATH else self._tell_secrets(body))
+
+    async def _tell_secrets(self, body: bytes) -> Response:
+        """They are names of files, which are always the same: who knows that is kept until it asks again."""
+        request = _request(body, SECRET_TYPE_URL)
+        try:
+            told = secrets(request.resource_names)
+        except ConfigError as error:
+            raise Refusal("bad_request", str(error)) from None
+        said = DiscoveryResponse(version_of(told), told, SECRET_TYPE_URL)
+        if request.version_info != said.version_info:
+            return json_response(said)
+        await asyncio.sleep(HOLD_S)
+        return Response(304)
 
     async def _discover(self, body: bytes) -> Response:
-        try:
-            request = msgspec.json.decode(body or b"{}", type=DiscoveryRequest)
-        except ValueError as error:
-            raise Refusal(
-                "bad_request", f"this is no DiscoveryRequest: {error}", "send JSON of xDS v3"
-            ) from None
-        if request.type_url not in ("", TYPE_URL):
-            raise Refusal("bad_request", f"{request.type_url} is not served here", f"ask for {TYPE_URL}")
+        request = _request(body, TYPE_URL)
         try:
             told = await self._discovery.answer(request, HOLD_S)
         except ConfigError as error:
@@ -110,6 +116,17 @@ class DiscoveryRouter:
             why = self._discovery.problem or "nobody has said yet who is in the fleet"
             return error_response("environment", why, "start servers with the same --fleet")
         return Response(304)
+
+
+def _request(body: bytes, type_url: str) -> DiscoveryRequest:
+    """What an Envoy asks for. Raises Refusal."""
+    try:
+        request = msgspec.json.decode(body or b"{}", type=DiscoveryRequest)
+    except ValueError as error:
+        raise Refusal("bad_request", f"this is no DiscoveryRequest: {error}", "send JSON of xDS v3") from None
+    if request.type_url not in ("", type_url):
+        raise Refusal("bad_request", f"{request.type_url} is not served here", f"ask for {type_url}")
+    return request
 
 
 class EndpointFiles:
@@ -195,7 +212,7 @@ class DiscoveryServer:
 
 async def run_discovery(
     membership: Membership,
-    auth: TokenAuth,
+    auth: Access,
     listen: tuple[str, int] | None,
     files: Mapping[str, Path],
     announce: Callable[[str, Sequence[Path]], None],

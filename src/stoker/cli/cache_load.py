@@ -54,7 +54,7 @@ def _load(arguments: argparse.Namespace) -> int:
             f"with --manifest, URL is the bucket alone: write stoker://{below.bucket}, not {arguments.url}"
         )
     server = server_of(arguments)
-    with Servers(server.endpoint, server.token, timeout_s=server.timeout_s) as servers:
+    with Servers(server.endpoint, server.token, timeout_s=server.timeout_s, tls=server.tls) as servers:
         fleet = servers.fleet()
         urls = [server.endpoint] if fleet is None else urls_of(fleet.members)
         wanted = _source(servers, below, arguments.manifest)

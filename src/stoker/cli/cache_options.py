@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from stoker.base.units import parse_duration_s
 from stoker.cache.client.client import CacheClient
 from stoker.errors import ConfigError
-from stoker.settings import cache_settings
+from stoker.settings import ClientTlsFiles, cache_settings
 
 SCHEME = "stoker://"
 WHERE = "Without --endpoint and --token, STOKER_CACHE_ENDPOINT and STOKER_CACHE_TOKEN say where."
@@ -35,10 +36,11 @@ class Server(NamedTuple):
     endpoint: str
     token: str | None
     timeout_s: float
+    tls: ClientTlsFiles
 
     def client(self) -> CacheClient:
         """A client, to be closed."""
-        return CacheClient(self.endpoint, self.token, timeout_s=self.timeout_s)
+        return CacheClient(self.endpoint, self.token, timeout_s=self.timeout_s, tls=self.tls)
 
 
 def leaf(commands: Any, name: str, help_text: str, handler: Any, examples: str, *, url: str = "") -> Any:
@@ -52,8 +54,15 @@ def leaf(commands: Any, name: str, help_text: str, handler: Any, examples: str, 
     )
     if url:
         parser.add_argument("url", metavar="URL", help=url)
-    parser.add_argument("--endpoint", metavar="URL", help="http://HOST:PORT or unix:///PATH")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="http://HOST:PORT, https://HOST:PORT or unix:///PATH"
+    )
     parser.add_argument("--token", metavar="TOKEN")
+    parser.add_argument(
+        "--ca",
+        metavar="FILE",
+        help="who signed the certificate of an https:// server; default: STOKER_CACHE_CA",
+    )
     parser.add_argument(
         "--timeout", metavar="TIME", type=seconds, default=10.0, help="the server's longest silence (10s)"
     )
@@ -68,7 +77,8 @@ def server_of(arguments: argparse.Namespace) -> Server:
     endpoint = arguments.endpoint or settings.endpoint
     if endpoint is None:
         raise ConfigError("say which server: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT")
-    return Server(endpoint, arguments.token or settings.token, arguments.timeout)
+    tls = settings.tls if arguments.ca is None else replace(settings.tls, ca=arguments.ca)
+    return Server(endpoint, arguments.token or settings.token, arguments.timeout, tls)
 
 
 def parse_below(url: str) -> Below:

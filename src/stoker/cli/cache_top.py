@@ -10,50 +10,30 @@ import sys
 import termios
 import threading
 import tty
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from stoker.base.units import format_bytes, format_duration
-from stoker.cache.client.client import CacheClient
-from stoker.cli.cache_ask import describe_fleet, describe_troubles, fleet_of
+from stoker.cli.cache_ask import describe_fleet, describe_troubles
+from stoker.cli.cache_looks import FleetLooks
 from stoker.cli.cache_options import leaf, print_json, seconds, server_of
+from stoker.cli.cache_rates import AWAY, BucketRates, Look, ServerRates, fleet_rates, shortest_s
 from stoker.cli.job_view import clean, console
 from stoker.errors import EXIT_OK, CacheUnavailable
-from stoker.wire.cache_api import BucketStatus, CacheStatus, FleetStatus
-
-
-class BucketRates(msgspec.Struct, frozen=True):
-    """Of one bucket between two looks. `hit_ratio` is None where nothing was asked for."""
-
-    name: str
-    hits_per_s: float
-    hit_ratio: float | None
-    cache_bytes_per_s: float
-    origin_bytes_per_s: float
-    origin_requests_per_s: float
-    held_bytes: int
-    origin_state: str
-
-
-class Look(NamedTuple):
-    """What a server says at one moment."""
-
-    status: CacheStatus
-    fleet: FleetStatus | None
 
 
 def add_top_parser(commands: Any) -> None:
     """Add `top` to the commands of `stoker cache`."""
     top = leaf(
-        commands, "top", "show again and again how much of each bucket is read, and from where", _top,
+        commands, "top", "show again and again what all servers of the fleet read, and from where", _top,
         "  stoker cache top\n  stoker cache top --interval 5s --json >> top.jsonl\n  stoker cache top --once\n\n"
-        "q ends it. Rates are those of the server that is asked, over the interval; bytes from the cache are those of\n"
-        "hits, bytes from the origin those that it was asked for.",
+        "q ends it. The server that is asked says who else is in its fleet, and each of them is asked with the same\n"
+        "token. Rates are over the interval; bytes from the cache are those of hits, from peers and from the origin\n"
+        "those that were fetched. What one server gets from another counts at both: there as a hit, here from peers.",
     )  # fmt: skip
     top.add_argument("--interval", metavar="TIME", type=seconds, default=1.0, help="between two looks (1s)")
     top.add_argument("--once", action="store_true", help="one interval, and no more")
@@ -64,32 +44,28 @@ def _top(arguments: argparse.Namespace) -> int:
     out = console(redraws=True)
     is_live = out.is_terminal and not arguments.json and not arguments.once
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(server.client())
-        before = _look(client)
+        looks = stack.enter_context(FleetLooks(server))
+        before = looks.look()
         keys = stack.enter_context(Keys(sys.stdin if is_live else None))
         live = stack.enter_context(Live(console=out, auto_refresh=False)) if is_live else None
         if live is not None:
-            live.update(top_view(server.endpoint, before, []), refresh=True)
+            live.update(top_view(server.endpoint, before, [], []), refresh=True)
         while not keys.wait(arguments.interval):
             try:
-                after = _look(client)
+                after = looks.look()
             except CacheUnavailable as error:
                 if arguments.once:
                     raise
                 lost = Text(clean(str(error)), "red")
                 _show(arguments, live, lost, {"endpoint": server.endpoint, "problem": str(error)})
                 continue
-            rates = rates_between(before.status, after.status)
-            view = top_view(server.endpoint, after, rates)
-            _show(arguments, live, view, _as_json(server.endpoint, after, rates))
+            servers, buckets = fleet_rates(before, after)
+            view = top_view(server.endpoint, after, servers, buckets)
+            _show(arguments, live, view, _as_json(server.endpoint, after, servers, buckets))
             before = after
             if arguments.once:
                 break
     return EXIT_OK
-
-
-def _look(client: CacheClient) -> Look:
-    return Look(client.status(), fleet_of(client))
 
 
 def _show(
@@ -107,76 +83,110 @@ def _show(
         sys.stdout.flush()
 
 
-def rates_between(before: CacheStatus, after: CacheStatus) -> list[BucketRates]:
-    """Of each bucket, by the server's own clock. A server that has started anew meanwhile began with nothing."""
-    passed_s = after.uptime_s - before.uptime_s
-    known = {row.name: row for row in before.buckets}
-    if passed_s <= 0:
-        passed_s, known = after.uptime_s, {}
-    return [_rates(known.get(row.name), row, max(passed_s, 1e-3)) for row in after.buckets]
-
-
-def _rates(before: BucketStatus | None, after: BucketStatus, passed_s: float) -> BucketRates:
-    def grown(name: str) -> int:
-        return max(0, int(getattr(after, name)) - (0 if before is None else int(getattr(before, name))))
-
-    hits, misses = grown("hits"), grown("misses")
-    return BucketRates(
-        name=after.name,
-        hits_per_s=round(hits / passed_s, 3),
-        hit_ratio=round(hits / (hits + misses), 4) if hits + misses else None,
-        cache_bytes_per_s=round(grown("hit_bytes") / passed_s, 1),
-        origin_bytes_per_s=round(grown("origin_bytes") / passed_s, 1),
-        origin_requests_per_s=round(grown("origin_requests") / passed_s, 3),
-        held_bytes=after.held_bytes,
-        origin_state=after.origin_state,
-    )
-
-
-def _as_json(endpoint: str, look: Look, rates: list[BucketRates]) -> dict[str, Any]:
-    status, fleet = look
+def _as_json(
+    endpoint: str, look: Look, servers: list[ServerRates], buckets: list[BucketRates]
+) -> dict[str, Any]:
+    status = look.status
     return {
         "endpoint": endpoint,
         "state": status.state,
         "uptime_s": status.uptime_s,
-        "held_bytes": status.held_bytes,
-        "capacity_bytes": status.capacity_bytes,
-        "fleet": fleet,
+        "held_bytes": sum(one.held_bytes for one in servers),
+        "capacity_bytes": sum(one.capacity_bytes for one in servers),
+        "shortest_unused_s": shortest_s(servers),
+        "fleet": look.fleet,
         "notes": status.notes,
-        "buckets": rates,
+        "servers": servers,
+        "buckets": buckets,
     }
 
 
-def top_view(endpoint: str, look: Look, rates: list[BucketRates]) -> RenderableType:
-    """A server and its buckets for people; without rates, before the first interval is over."""
-    status, fleet = look
-    style = "green" if status.state == "ok" else "red"
+def top_view(
+    endpoint: str, look: Look, servers: list[ServerRates], buckets: list[BucketRates]
+) -> RenderableType:
+    """Servers and their buckets for people; without rates, before the first interval is over."""
+    status, fleet = look.status, look.fleet
+    said = look.servers.values()
+    held, capacity = sum(one.held_bytes for one in said), sum(one.capacity_bytes for one in said)
     head = Text.assemble(
-        (clean(endpoint), "bold"), "  ", (clean(status.state), style), f"  up {format_duration(status.uptime_s)}  ",
-        f"held {format_bytes(status.held_bytes)} of {format_bytes(status.capacity_bytes)}",
+        (clean(endpoint), "bold"), "  ", (clean(status.state), "green" if status.state == "ok" else "red"),
+        f"  up {format_duration(status.uptime_s)}  held {format_bytes(held)} of {format_bytes(capacity)}",
     )  # fmt: skip
+    shortest = shortest_s(servers)
+    if shortest is not None:
+        head.append(f"  shortest age at eviction {format_duration(shortest)}")
     parts: list[RenderableType] = [head]
     if fleet is not None:
         parts.append(Text(f"  {describe_fleet(fleet)}", "red" if fleet.down else ""))
         parts += [Text(f"  {line}", "red") for line in describe_troubles(fleet)]
     parts += [Text(f"  note: {clean(note)}", "yellow") for note in status.notes]
+    if fleet is not None and servers:
+        parts.append(_servers_table(servers))
+    return Group(*parts, _buckets_table(buckets, in_fleet=fleet is not None))
+
+
+def _table(first: str, *names: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("BUCKET", no_wrap=True)
-    for name in ("HITS/S", "HIT RATIO", "FROM CACHE/S", "FROM ORIGIN/S", "ORIGIN REQ/S", "HELD"):
+    table.add_column(first, no_wrap=True)
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _servers_table(servers: list[ServerRates]) -> Table:
+    table = _table(
+        "SERVER", "HITS/S", "HIT RATIO", "FROM CACHE/S", "FROM PEERS/S", "FROM ORIGIN/S", "HELD", "OWNED/FAIR",
+        "SHORTEST AGE",
+    )  # fmt: skip
+    table.add_column("STATE")
+    for one in servers:
+        if one.state == AWAY:
+            table.add_row(clean(one.name), *["-"] * 8, Text(f"{AWAY}: {clean(one.problem)}", "red"))
+            continue
+        table.add_row(
+            clean(one.name),
+            f"{one.hits_per_s:.4g}",
+            _percent(one.hit_ratio),
+            format_bytes(one.cache_bytes_per_s),
+            format_bytes(one.peer_bytes_per_s),
+            format_bytes(one.origin_bytes_per_s),
+            _percent(one.held_bytes / one.capacity_bytes if one.capacity_bytes else None),
+            f"{one.owned_ratio / one.fair_ratio:.2f}" if one.owned_ratio and one.fair_ratio else "-",
+            "-" if one.shortest_unused_s is None else format_duration(one.shortest_unused_s),
+            Text(clean(one.state), "" if one.state == "ok" else "red"),
+        )
+    return table
+
+
+def _buckets_table(buckets: list[BucketRates], *, in_fleet: bool) -> Table:
+    peers = ("FROM PEERS/S",) if in_fleet else ()
+    table = _table(
+        "BUCKET", "HITS/S", "HIT RATIO", "FROM CACHE/S", *peers, "FROM ORIGIN/S", "ORIGIN REQ/S", "HELD"
+    )
     table.add_column("ORIGIN")
-    for row in rates:
+    for row in buckets:
         table.add_row(
             clean(row.name),
             f"{row.hits_per_s:.4g}",
-            "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}",
+            _percent(row.hit_ratio),
             format_bytes(row.cache_bytes_per_s),
+            *((format_bytes(row.peer_bytes_per_s),) if in_fleet else ()),
             format_bytes(row.origin_bytes_per_s),
             f"{row.origin_requests_per_s:.4g}",
             format_bytes(row.held_bytes),
-            Text("ok") if row.origin_state == "closed" else Text("fails, is left alone", "red"),
+            _origin(row),
         )
-    return Group(*parts, table)
+    return table
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def _origin(row: BucketRates) -> Text:
+    if row.kind == "blobs":
+        return Text("none: blobs")
+    return Text("ok") if row.origin_state == "closed" else Text("fails, is left alone", "red")
 
 
 class Keys:

@@ -18,6 +18,7 @@ examples:
   stoker cache serve --dir /ssd --bucket d=s3://bucket/data
   stoker cache status --endpoint http://localhost:7070 --token TOKEN
   stoker data head s3://bucket/data -n 3
+  stoker mount s3://bucket/data /data
   stoker checkpoint ls s3://bucket/run-7
 
 exit codes:
@@ -35,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     from stoker.cli.demo import add_demo_parser
     from stoker.cli.job import add_job_parser
     from stoker.cli.master import add_master_parser
+    from stoker.cli.mount import add_mount_parsers
     from stoker.cli.run import add_run_parser
 
     parser = argparse.ArgumentParser(
@@ -53,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_cache_parser(subparsers)
     add_data_parser(subparsers)
     add_checkpoint_parser(subparsers)
+    add_mount_parsers(subparsers)
     add_agent_parser(subparsers)
     return parser
 

@@ -16,7 +16,7 @@ from stoker.cache.client.fleet import open_client
 from stoker.cache.client.servers import Servers
 from stoker.cache.embedded import EmbeddedCache
 from stoker.errors import ConfigError, EnvironmentProblem, StokerError
-from stoker.settings import CacheSettings, cache_settings
+from stoker.settings import CacheSettings, ClientTlsFiles, cache_settings
 
 log = logging.getLogger("stoker.data")
 
@@ -53,7 +53,7 @@ def attach(url: str, settings: CacheSettings | None = None, parents: Started | N
         if not parts.netloc:
             raise ConfigError(f"{url!r} names no bucket: write stoker://BUCKET/PREFIX")
         _check_known(url, parts.netloc, known)
-        return Served(_client(*_server(known)), parts.netloc, parts.path.lstrip("/"))
+        return Served(_client(*_server(known), known.tls), parts.netloc, parts.path.lstrip("/"))
     if not parts.scheme:
         url = _file_url(url)
         parts = urlsplit(url)
@@ -62,7 +62,7 @@ def attach(url: str, settings: CacheSettings | None = None, parents: Started | N
         folder, _, prefix = unquote(parts.path).rpartition("/")
         url = urlunsplit(parts._replace(path=f"{quote(folder)}/"))
     bucket = "origin-" + hashlib.sha256(url.encode()).hexdigest()[:16]
-    client = _client(*_server(known))
+    client = _client(*_server(known), known.tls)
     client.add_bucket(bucket, url)
     return Served(client, bucket, prefix)
 
@@ -75,35 +75,38 @@ class Place(NamedTuple):
     key: str
 
 
-def attach_object(url: str) -> Place:
-    """Find the cache for the URL of one object: `stoker://bucket/key`, an origin's, or a path of a local file.
+def attach_object(url: str, ca: str | None = None) -> Place:
+    """Find the cache for the URL of one object: `stoker://bucket/key`, an origin's, or a path of a local file. `ca`:
+    who signed the certificate of its server, if not who the settings say.
 
     All objects of one storage bucket (`s3://bucket/…`) or one host (`https://host/…`) are one bucket of the cache, and
     so are the files of one local folder. Raises ConfigError.
     """
-    known = cache_settings()
+    known = cache_settings().trusting(ca)
     if url.startswith("stoker://"):
         bucket, _, key = url.removeprefix("stoker://").partition("/")
         if not bucket:
             raise ConfigError(f"{url!r} names no bucket: write stoker://BUCKET/KEY")
         _check_known(url, bucket, known)
-        return Place(_client(*_server(known)), bucket, key)
+        return Place(_client(*_server(known), known.tls), bucket, key)
     root, key = _root_and_key(url)
     return Place(*_attached(root, known)[:2], key)
 
 
-def attach_folder(url: str) -> Served:
+def attach_folder(url: str, ca: str | None = None) -> Served:
     """As `attach`, of a folder whether its URL ends with a slash or not; what was attached before costs nothing."""
+    known = cache_settings().trusting(ca)
     if "://" not in url:
-        return _attached(_file_url(f"{url}/"), cache_settings())
+        return _attached(_file_url(f"{url}/"), known)
     address, mark, query = url.partition("?")
-    return _attached(f"{address.rstrip('/')}/{mark}{query}", cache_settings())
+    return _attached(f"{address.rstrip('/')}/{mark}{query}", known)
 
 
-def open_servers(timeout_s: float = 30.0) -> Servers:
+def open_servers(timeout_s: float = 30.0, ca: str | None = None) -> Servers:
     """The cache that all URLs are read through, for questions that may take long."""
-    endpoint, token = _server(cache_settings())
-    return Servers(endpoint, token, timeout_s=timeout_s)
+    known = cache_settings().trusting(ca)
+    endpoint, token = _server(known)
+    return Servers(endpoint, token, timeout_s=timeout_s, tls=known.tls)
 
 
 def _root_and_key(url: str) -> tuple[str, str]:
@@ -173,7 +176,7 @@ def _adopt(known: CacheSettings, parents: Started | None) -> None:
     if parents is None or known.endpoint is not None or known in _started():
         return
     try:
-        _client(*parents).status()
+        _client(*parents, known.tls).status()
     except StokerError as error:
         log.debug("the cache of the process that made the dataset is not used: %s", error)
         return
@@ -181,8 +184,8 @@ def _adopt(known: CacheSettings, parents: Started | None) -> None:
 
 
 @functools.cache
-def _client(endpoint: str, token: str | None) -> CacheClient:
-    return open_client(endpoint, token)
+def _client(endpoint: str, token: str | None, tls: ClientTlsFiles) -> CacheClient:
+    return open_client(endpoint, token, tls=tls)
 
 
 def _own_cache(settings: CacheSettings) -> Started:

@@ -41,7 +41,9 @@ class Dataset:
     leaves them out of what `__getitems__` returns; "replace" gives the next good record for each. `corrupt` counts
     them.
 
-    `cache`: where the cache is, if not where the environment says. `on_progress` is called while an index is built.
+    `cache`: where the cache is, if not where the environment says. `ca`: a file of certificates of who signed that of
+    an `https://` cache server, in place of STOKER_CACHE_CA; for all who read the dataset, loaders and their processes
+    among them. `on_progress` is called while an index is built.
 
     Raises EmptyDataset when it is first used and there is nothing under the URL; ConfigError for a format that is
     unknown, or when names tell several.
@@ -55,6 +57,7 @@ class Dataset:
         format: str | Format = AUTO,
         on_corrupt: OnCorrupt = "error",
         cache: CacheSettings | None = None,
+        ca: str | None = None,
         on_progress: Report | None = None,
         **options: Any,
     ) -> None:
@@ -73,7 +76,7 @@ class Dataset:
             self._format = format
         elif format != AUTO or is_database(url):
             self._format = make_format("sql" if format == AUTO else format, options)
-        self._source = Source(url, cache, on_progress)
+        self._source = Source(url, cache, on_progress, ca)
         self._records: Records | None = None
         self._tally = Tally()
 

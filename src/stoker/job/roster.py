@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stoker.job.membership import Candidate, select_nodes
 from stoker.job.records import NodeRecord, WorkerRecord
@@ -14,6 +14,14 @@ WORKER = "worker-"
 """What the names of workers begin with; a number follows."""
 PACE_WINDOW_S = 0.5
 """Reports of several nodes come in bursts: the pace is measured over at least this long."""
+
+
+class NodePlace(NamedTuple):
+    """Of a node among those whose workers may be in the world."""
+
+    group_rank: int
+    first_rank: int
+    """Slots of the nodes before it."""
 
 
 @dataclass
@@ -127,7 +135,7 @@ class Roster:
     _window: tuple[int, float] | None = None
     """Commits and time at which the measuring of the pace began."""
     _usable: set[str] | None = None
-    _staying: dict[str, int] | None = None
+    _staying: dict[str, NodePlace] | None = None
     """Names of the usable nodes, places of the staying ones: worked out once for many ends of workers in a row."""
 
     # -- nodes --------------------------------------------------------------------------------------------
@@ -183,10 +191,13 @@ class Roster:
             self._usable = {n.node for n in self.nodes.values() if n.is_willing and not self.is_used_up(n)}
         return len(self._usable) - (name in self._usable)
 
-    def staying_places(self) -> dict[str, int]:
+    def staying_places(self) -> dict[str, NodePlace]:
         """The staying nodes, oldest first, and their places."""
         if self._staying is None:
-            self._staying = {node.node: place for place, node in enumerate(self.staying())}
+            self._staying, first_rank = {}, 0
+            for group_rank, node in enumerate(self.staying()):
+                self._staying[node.node] = NodePlace(group_rank, first_rank)
+                first_rank += node.join.slots
         return self._staying
 
     def through_nodes(self) -> set[str]:
@@ -254,23 +265,25 @@ class Roster:
         node: Node,
         slot: int,
         *,
-        rank: int,
-        world_size: int,
         restarts: int,
         max_restarts: int,
         memory_bytes: int,
     ) -> Worker:
-        """Make the record of a worker that `node` is to start."""
+        """Make the record of a worker that `node` is to start.
+
+        It is told the place that it has where every slot of the nodes that are here has its worker: the slots' order is
+        that of ranks in every world.
+        """
         places = self.staying_places()
-        first = self.nodes[next(iter(places))]
+        first, last = self.nodes[next(iter(places))], self.nodes[next(reversed(places))]
         spec = WorkerSpec(
             worker=f"{WORKER}{self.workers_seen}",
             slot=slot,
-            rank=rank,
-            world_size=world_size,
+            rank=places[node.node].first_rank + slot,
+            world_size=places[last.node].first_rank + last.join.slots,
             local_rank=slot,
             local_world_size=node.join.slots,
-            group_rank=places[node.node],
+            group_rank=places[node.node].group_rank,
             group_world_size=len(places),
             master_addr=first.join.address,
             master_port=first.spare_port,

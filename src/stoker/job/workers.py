@@ -33,25 +33,13 @@ class Staff:
         state.begin_forming(why, now)
         state.launched_at = now
         roster.order_by_hint()
-        nodes = roster.staying()
-        total = sum(node.join.slots for node in nodes)
-        rank = 0
         roster.note_nodes()
-        for node in nodes:
+        for node in roster.staying():
             for slot in range(node.join.slots):
-                self.start(node, slot, rank=rank, world_size=total, not_before=not_before)
-                rank += 1
+                self.start(node, slot, not_before=not_before)
         state.generations.resume(roster.live(), now)
 
-    def start(
-        self,
-        node: Node,
-        slot: int,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        not_before: float = 0.0,
-    ) -> None:
+    def start(self, node: Node, slot: int, *, not_before: float = 0.0) -> None:
         """Start a worker, now or when `not_before` has come."""
         state, config = self.state, self.state.config.relaunch
         for before in state.roster.on_node(node.node):
@@ -60,8 +48,6 @@ class Staff:
         worker = state.roster.new_worker(
             node,
             slot,
-            rank=slot if rank is None else rank,
-            world_size=node.join.slots if world_size is None else world_size,
             restarts=state.restarts,
             max_restarts=config.max_restarts or 0,
             memory_bytes=max(config.memory_bytes, state.budgets.memory_bytes),

@@ -191,10 +191,7 @@ class ProcessGroup:
         store, generation = self._joined, self._generation
         if store is None or generation is None or self.is_broken:
             return
-        with contextlib.suppress(RuntimeError):  # it takes too long, or `break_off` has come
-            if store.add("stoker-leaving", 1) == generation.size:
-                store.set("stoker-all-leave", "")
-            store.wait(["stoker-all-leave"], timedelta(seconds=LEAVE_WAIT_S))
+        wait_for_leavers(store, generation.size)
 
     def _new_store(self) -> TCPStore | None:
         if self._address is None:
@@ -208,6 +205,14 @@ class ProcessGroup:
             timeout=self._timeout,
             master_listen_fd=None if listener is None else listener.detach(),
         )
+
+
+def wait_for_leavers(store: Store, size: int) -> None:
+    """Until so many ranks have come here, or one does not come, or the store is gone."""
+    with contextlib.suppress(RuntimeError):
+        if store.add("stoker-leaving", 1) == size:
+            store.set("stoker-all-leave", "")
+        store.wait(["stoker-all-leave"], timedelta(seconds=LEAVE_WAIT_S))
 
 
 @functools.cache

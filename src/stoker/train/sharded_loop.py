@@ -78,7 +78,7 @@ def _samples(desk: Desk, reader: ShardReader, turn: int) -> Iterator[Any]:
                 is_empty = False
                 held.given = read
                 yield sample
-        except Exception as error:
+        except Exception as error:  # of the script's dataset: it may raise anything
             desk.fail(held.shard.number, _told(error), turn)
             raise
         held = desk.next(turn, held.shard.number, is_empty=is_empty)
@@ -130,7 +130,7 @@ class Feed(torch.utils.data.IterableDataset[tuple[Any, tuple[int, int]]]):
                     for read, sample in reader.samples(order, given.place):
                         is_empty = False
                         yield sample, (finished, read)
-                except Exception as error:
+                except Exception as error:  # of the script's dataset: it may raise anything
                     client.fail(finished, _told(error))
                     raise
         finally:
@@ -209,7 +209,7 @@ class ShardBatches(torch.utils.data.DataLoader[Any]):
             relay.break_off(turn)
             desk.leave(turn, sys._getframe().f_back, consumer)
             raise
-        except BaseException:
+        except BaseException:  # the loop is over, however it ends
             relay.break_off(turn)
             desk.leave(turn)
             raise

@@ -158,15 +158,16 @@ class Relay:
         codec: FrameCodec[Ask | Failed] = FrameCodec(Ask | Failed)
         turn = -1
         try:
-            with contextlib.suppress(OSError, WireError):
-                while (message := codec.receive(sock)) is not None:
-                    if isinstance(message, Failed):
-                        self._desk.fail(message.number, message.reason, turn)
-                        continue
-                    turn = self._desk.turn if message.turn < 0 else message.turn
-                    with self._lock:
-                        self._open[sock] = turn
-                    codec.send(sock, self._shard(message, turn))
+            while (message := _heard(codec, sock)) is not None:
+                if isinstance(message, Failed):
+                    self._desk.fail(message.number, message.reason, turn)
+                    continue
+                turn = self._desk.turn if message.turn < 0 else message.turn
+                with self._lock:
+                    self._open[sock] = turn
+                answer = self._shard(message, turn)
+                with contextlib.suppress(OSError):  # who has asked is gone, and is heard no more
+                    codec.send(sock, answer)
         except BaseException as error:  # noqa: BLE001 (raised in the training thread)
             self._desk.break_off(error, turn)
         finally:
@@ -179,6 +180,14 @@ class Relay:
         if held is None:
             return Over()
         return Given(turn, held.shard.shard, self._desk.source.split, held.given)
+
+
+def _heard(codec: FrameCodec[Ask | Failed], sock: socket.socket) -> Ask | Failed | None:
+    """None: it is gone, broken off, or no loader process of ours."""
+    try:
+        return codec.receive(sock)
+    except (OSError, WireError):
+        return None
 
 
 def _is_ours(sock: socket.socket) -> bool:

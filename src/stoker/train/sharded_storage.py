@@ -15,6 +15,7 @@ import torch
 
 from stoker.errors import EnvironmentProblem, StokerError
 from stoker.train.checkpoints.dcp_read import Slice
+from stoker.train.checkpoints.places import place_within
 from stoker.train.checkpoints.storage import CheckpointStorage
 from stoker.train.checkpoints.storage_port import RunStorage
 from stoker.train.dtensors import Box
@@ -40,7 +41,7 @@ class StoredParts:
         """Whether there are whole pieces of a model as of a commit."""
         try:
             self._storage(number).reader(commits)
-        except StokerError as error:
+        except EnvironmentProblem as error:
             log.warning("no pieces as of commit %d: %s", commits, error)
             return False
         return True
@@ -71,8 +72,10 @@ class StoredParts:
         storage, image, problem = self._storage(number), model.image(commits), ""
         try:
             storage.write_pieces(commits, rank, image.pieces, attempt, lambda size_bytes: wrote())
-        except EnvironmentProblem as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+            if not isinstance(error, StokerError):
+                log.exception("writing pieces failed")
+            problem = str(error) or type(error).__name__
         said = gather_bytes(problem.encode(), device)
         world_size = len(said)
         problem = next((one.decode(errors="replace") for one in said if one), "")
@@ -88,7 +91,7 @@ class StoredParts:
                     lambda size_bytes: wrote(),
                     forgets=False,
                 )
-            except StokerError as error:
+            except StokerError as error:  # pieces that make no whole as well: all ranks go on from here alike
                 problem = str(error)
         if problem:
             if rank == 0:  # all are through with it by now
@@ -123,7 +126,7 @@ class StoredParts:
         """Those that are older than the oldest of the State's own checkpoints."""
         try:
             oldest = storage.oldest()
-        except StokerError as error:
+        except EnvironmentProblem as error:
             log.warning("older pieces are not removed: %s", error)
             return
         for number in range(models if oldest is not None else 0):
@@ -131,8 +134,7 @@ class StoredParts:
 
     def _storage(self, number: int) -> CheckpointStorage:
         if number not in self._storages:
-            base, query, options = self._url.partition("?")
-            url = f"{base.rstrip('/')}/sharded-{number}{query}{options}"
+            url = place_within(self._url, f"sharded-{number}")
             self._storages[number] = CheckpointStorage(url, self._keep)
         return self._storages[number]
 

@@ -56,13 +56,12 @@ def _steps_for(optimizer: torch.optim.Optimizer, contents: Contents) -> bool:
         for group in one.param_groups
         for p in group["params"]
     }
-    if mine & kept:
-        return True
     for name, module in contents.modules.items():
-        if any(id(parameter) in mine for parameter in module.parameters()):
+        # The inner one of one that is held may have parameters of others besides; but none that nobody keeps.
+        if any(id(parameter) in mine and id(parameter) not in kept for parameter in module.parameters()):
             raise ConfigError(
                 f"the {type(optimizer).__name__} that steps changes parameters of {name}, and the State does not hold "
                 "it: a worker that joins would go on with an optimizer that remembers nothing, and a broken step could "
                 f"not be told. Name it when the State is made, State({name}={name}, optimizer=optimizer)"
             )
-    return False
+    return bool(mine & kept)

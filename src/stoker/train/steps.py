@@ -103,7 +103,8 @@ class Steps:
             state.load(saved.state)
             state.restore_random(saved.state)
             # In exact mode workers see whether they are alike when they copy.
-            is_exact = bool(saved.state.get("world", {}).get("exact"))
+            was_exact = bool(saved.state.get("world", {}).get("exact"))
+            is_exact = was_exact or self._live.virtual_ranks > 0
             self._link.core.loaded(saved.commits, "" if is_exact else saved.fingerprint)
 
         if self._checkpointer is not None:

@@ -1,7 +1,12 @@
-"""Copy a state from the source to the ranks of a new world that need it."""
+"""Copy a state from the source to the ranks of a new world that need it.
+
+Where only some need it, it goes from each to the next, piece by piece: the source, for which the whole world waits,
+sends it once, and those of one node pass it on among themselves.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +15,9 @@ import torch.distributed as dist
 from stoker.train.accelerator import CPU
 from stoker.train.packing import decode_header, encode_header, pack, unpack
 from stoker.wire.job import WorldView
+
+PIECE_BYTES = 8 << 20
+"""What is passed on at once: the last of the ranks waits for so many bytes of each rank before it."""
 
 
 def send_state(world: WorldView, rank: int, state: dict[str, Any], device: torch.device) -> None:
@@ -75,14 +83,29 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def _send(world: WorldView, rank: int, tensor: torch.Tensor) -> None:
     if world.all_receive:
         dist.broadcast(tensor, src=rank)
-    else:
-        for receiver in world.receivers:
-            dist.send(tensor, dst=receiver)
+        return
+    for piece in _pieces(tensor):
+        dist.send(piece, dst=world.receivers[0])
 
 
 def _receive(world: WorldView, tensor: torch.Tensor) -> torch.Tensor:
     if world.all_receive:
         dist.broadcast(tensor, src=world.source)
-    else:
-        dist.recv(tensor, src=world.source)
+        return tensor
+    place = world.receivers.index(dist.get_rank())
+    before = world.receivers[place - 1] if place else world.source
+    after = world.receivers[place + 1 :]
+    passed_on: dist.Work | None = None
+    for piece in _pieces(tensor):
+        dist.recv(piece, src=before)
+        if passed_on is not None:
+            passed_on.wait()
+        passed_on = dist.isend(piece, dst=after[0]) if after else None
+    if passed_on is not None:
+        passed_on.wait()
     return tensor
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Of the same memory. One of no bytes is sent as well."""
+    yield from torch.split(tensor, max(1, PIECE_BYTES // tensor.element_size()))

@@ -3,42 +3,56 @@
 Routes (all else under `/BUCKET/KEY` is an object):
 
     GET, HEAD /BUCKET/KEY                          the object or a range of it; ETag is its version
-    GET  /-/health                                 200 while the server serves
+    GET  /-/health                                 200 while the server serves; needs no token
+    GET  /-/ready                                  Readiness: 200, or 503 while it wants no requests; needs no token
+    GET  /-/metrics                                Prometheus text
     GET  /-/status                                 CacheStatus as JSON
-    GET  /-/list/BUCKET?prefix=&after=&limit=      ObjectPage
+    GET  /-/openapi.json                           all of these, as OpenAPI describes them (`cache_routes.py`)
+    GET  /-/list/BUCKET?prefix=&after=&limit=&delimiter=
+                                                   ObjectPage; with a delimiter, of what is right below the prefix
     POST /-/read                                   ReadRequest -> frames (`cache_batch.py`)
     PUT  /-/buckets/NAME                           BucketSpec -> BucketAdded; adds a bucket, at all servers of the
                                                    fleet; with ?check=1 it is only said whether it could be added
+    DELETE /-/buckets/NAME?at_ms=                  BucketRemoved; one server tells another that an S3 client removed it
     POST /-/refresh/BUCKET?prefix=                 drops pointers; Refreshed
     POST /-/evict/BUCKET?prefix=                   gives up what is held; Evicted
     PUT, DELETE /-/pin/BUCKET?prefix=              keeps what lies under a prefix from being evicted, or no longer; Pins
-    POST /-/load/BUCKET                            LoadRequest -> LoadAnswer: fetches objects without sending them
+    POST /-/load/BUCKET?begin                      LoadRequest -> LoadAnswer: fetches objects without sending them;
+                                                   `begin`: answers at once
+    GET  /-/loaded/BUCKET/KEY                      HeldObject: how much of an object the fleet holds
+    GET  /-/whole/BUCKET/KEY?version=              a DESCRIPTORS frame (`cache_batch.py`) of a file that holds exactly
+                                                   this object, all of it; nothing, if there is none to pass
     GET  /-/stat/BUCKET/KEY?begins                 ObjectStat, for a key that there is not as well; `begins`: its first
                                                    bytes are wanted next, and may be fetched together with it
     GET  /-/fleet                                  FleetStatus
+    GET  /-/sites/BUCKET                           Sites: through how many other fleets the bucket is read
     POST /-/held/BUCKET                            HeldQuery -> HeldAnswer: what this server has, without fetching it
     POST /-/fetch/BUCKET                           HeldQuery -> HeldAnswer: the same, after fetching what it had not
     GET  /-/summary                                what it holds, as `cache/summary.py` encodes it; for its fleet only
+    GET, HEAD /-/link/PROOF/BUCKET/KEY             the object, for anybody (`cache/auth/links.py`)
 
 Servers of a fleet ask each other the same way. `Stoker-Hops: N` says how often a request was handed on; with
 HOPS_MAX it is answered from what is here or from the origin. `Stoker-Origin: MARK` stands for the origin that they
 have the bucket from (`Bucket.mark`): who has a bucket of that name from another one answers 409. GETs of objects say it
-together with If-Match.
+together with If-Match. `Stoker-Sites: N` goes with /-/sites from fleet to fleet: so many were asked; after SITES_MAX it
+may be a circle.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from stoker import errors
+from stoker.wire.cache_watch import Balance
 
 OWN_PREFIX = "/-/"
+LINK_PREFIX = "/-/link/"
 HOPS = "Stoker-Hops"
 HOPS_MAX = 2
 ORIGIN = "Stoker-Origin"
+SITES = "Stoker-Sites"
+SITES_MAX = 4
 PROTOCOL = 1
 """Of what servers of a fleet say to each other; those of another one do not use each other."""
 RESERVED_BUCKETS = frozenset({"-", "blob"})
@@ -55,13 +69,13 @@ LIST_LIMIT_MAX = 10_000
 class ObjectInfo(msgspec.Struct, frozen=True, eq=False):
     """One object as the origin describes it. `version` names its content. `modified_s`: when it was written, seconds
     since 1970; 0: nobody knows. `headers`: what the origin says of its content (its type, the user's own `x-amz-meta-`
-    fields); lists do not tell them."""
+    fields); None: it was not asked, and would tell."""
 
     key: str
     size_bytes: int
     version: str
     modified_s: float = 0.0
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] | None = ()
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same content; not every answer of an origin tells the rest."""
@@ -74,10 +88,14 @@ class ObjectInfo(msgspec.Struct, frozen=True, eq=False):
 
 
 class ObjectPage(msgspec.Struct, frozen=True):
-    """Objects sorted by key. `after` is what to ask the next page with; None after the last."""
+    """Objects sorted by key. `after` is what to ask the next page with; None after the last. `age_s`: how many seconds
+    ago the origin said so. `folders`: in place of all keys that are the same up to the first delimiter behind the
+    prefix, what they begin with; sorted. None: no delimiter was asked for, or the server knows none."""
 
     objects: list[ObjectInfo]
     after: str | None = None
+    age_s: float = 0.0
+    folders: list[str] | None = None
 
 
 class ObjectStat(msgspec.Struct, frozen=True):
@@ -104,6 +122,17 @@ class FleetMember(msgspec.Struct, frozen=True):
     weight: int = 1
     zone: str = ""
     instance: str = ""
+
+
+def host_of_url(url: str) -> str:
+    """What a member is called that has no name: its URL without the scheme."""
+    return url.partition("://")[2]
+
+
+class Sites(msgspec.Struct, frozen=True):
+    """How many fleets a bucket is read through, one behind the other, before its origin is reached."""
+
+    fleets: int
 
 
 class SummaryStatus(msgspec.Struct, frozen=True):
@@ -139,7 +168,8 @@ class FleetStatus(msgspec.Struct, frozen=True):
     protocol: int = 1
     is_trusting: bool = True
     added: dict[str, BucketSpec] = {}
-    """Buckets that were added while servers ran; told to other servers only."""
+    """Buckets that were added while servers ran; told to other servers only, as those `removed` are, and when."""
+    removed: dict[str, int] = {}
     summaries: list[SummaryStatus] = []
 
 
@@ -168,11 +198,12 @@ class LoadRequest(msgspec.Struct, frozen=True):
     age_s: int = 0
 
 
-LOADED, HELD, PASSED, FAILED = "loaded", "held", "passed", "failed"
+LOADED, HELD, PASSED, FAILED, BEGUN = "loaded", "held", "passed", "failed", "begun"
 
 
 class LoadItem(msgspec.Struct, frozen=True):
-    """One object: `held` already, `loaded` now, `passed` (there is no room for all of it), or `failed`, and why."""
+    """One object: `held` already, `loaded` now, `passed` (there is no room for all of it), or `failed`, and why;
+    `begun`, where nobody waits."""
 
     key: str
     state: str
@@ -184,6 +215,14 @@ class LoadAnswer(msgspec.Struct, frozen=True):
     """In the order of the request."""
 
     items: list[LoadItem]
+
+
+class HeldObject(msgspec.Struct, frozen=True):
+    """How much of an object is held, in the whole fleet: nothing counts twice."""
+
+    version: str
+    size_bytes: int
+    held_bytes: int
 
 
 class HeldQuery(msgspec.Struct, frozen=True):
@@ -240,6 +279,13 @@ class BucketSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by different URLs; empty: the origin's URL."""
     writable: bool = False
     """S3 clients may write: through, to the origin."""
+    nearer: str = ""
+    """The same bucket of a fleet that is nearer than the origin, `stoker+http://HOST:PORT/BUCKET`, to be read through
+    while that answers."""
+    tenant: str = ""
+    """The principal whose quota it counts for; empty: nobody's."""
+    made_ms: int = 0
+    """When an S3 client made it, milliseconds since 1970; 0: it was not made so."""
 
 
 class BucketAdded(msgspec.Struct, frozen=True):
@@ -249,6 +295,12 @@ class BucketAdded(msgspec.Struct, frozen=True):
     spec: BucketSpec
     missed: list[str] = []
     refused: dict[str, str] = {}
+
+
+class BucketRemoved(msgspec.Struct, frozen=True):
+    """A bucket is no more. `missed`: servers of the fleet that are only told when they are met again."""
+
+    missed: list[str] = []
 
 
 class Refreshed(msgspec.Struct, frozen=True):
@@ -297,6 +349,21 @@ class BucketStatus(msgspec.Struct, frozen=True):
     prefixes: list[PrefixStatus] = []
     """Those with a quota of their own, and those that are pinned."""
     pins: list[str] = []
+    kind: str = "objects"
+    """`blobs`: what was pushed is kept, within its quota, and there is no origin."""
+    nearer: str = ""
+    """The nearer fleet that it is read through, if there is one."""
+    nearer_state: str = ""
+    """As `origin_state`: while `open` or `probing`, it is read from the origin itself."""
+    nearer_bytes: int = 0
+
+
+class TenantStatus(msgspec.Struct, frozen=True):
+    """What all buckets of a tenant take of the disk, of which quota."""
+
+    name: str
+    used_bytes: int
+    quota_bytes: int
 
 
 class CacheStatus(msgspec.Struct, frozen=True):
@@ -321,68 +388,8 @@ class CacheStatus(msgspec.Struct, frozen=True):
     local_hits: int = 0
     fleet: FleetStatus | None = None
     """None: it is in none."""
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    """Why a request failed. `code` is one of ERROR_CODES."""
-
-    code: str
-    message: str
-
-
-class ErrorCode(NamedTuple):
-    """How an error travels: its HTTP status and the class that the client raises."""
-
-    status: int
-    error: type[errors.StokerError]
-
-
-# Most derived classes first: the first that an error is an instance of is its code.
-ERROR_CODES: dict[str, ErrorCode] = {
-    "not_found": ErrorCode(404, errors.ObjectNotFound),
-    "changed": ErrorCode(412, errors.ObjectChanged),
-    "corrupt": ErrorCode(502, errors.CorruptBlock),
-    "unavailable": ErrorCode(503, errors.CacheUnavailable),
-    "short_body": ErrorCode(502, errors.ShortBody),
-    "origin": ErrorCode(502, errors.OriginError),
-    "another_origin": ErrorCode(409, errors.AnotherOrigin),
-    "denied": ErrorCode(403, errors.AccessDenied),
-    "no_token": ErrorCode(401, errors.AccessDenied),
-    "environment": ErrorCode(503, errors.EnvironmentProblem),
-    "bad_request": ErrorCode(400, errors.ConfigError),
-    "method": ErrorCode(405, errors.WireError),
-    "range": ErrorCode(416, errors.WireError),
-    "timeout": ErrorCode(504, errors.OriginError),
-    "too_large": ErrorCode(413, errors.WireError),
-    "header_too_large": ErrorCode(431, errors.WireError),
-    "conflict": ErrorCode(409, errors.ConfigError),
-    "protocol": ErrorCode(400, errors.WireError),
-    "failed": ErrorCode(500, errors.CacheError),
-}
-
-
-def code_of(error: errors.StokerError) -> str:
-    """The code under which this error travels."""
-    for code, entry in ERROR_CODES.items():
-        if isinstance(error, entry.error):
-            return code
-    return "failed"
-
-
-def error_of(body: ErrorBody) -> errors.StokerError:
-    """The typed error that a client raises for an error body; an unknown code is a CacheError."""
-    entry = ERROR_CODES.get(body.code)
-    return errors.CacheError(body.message) if entry is None else entry.error(body.message)
-
-
-def failure_of(status: int, body: bytes | bytearray) -> errors.StokerError:
-    """The typed error for an answer that is one; WireError where its body is no ErrorBody."""
-    try:
-        return error_of(msgspec.json.decode(bytes(body), type=ErrorBody))
-    except ValueError:
-        if status == 503:
-            return errors.CacheUnavailable("the server is leaving, or has no room for more connections")
-        return errors.WireError(f"the server answered {status}: {bytes(body[:200])!r}")
+    tenants: list[TenantStatus] = []
+    balance: Balance = Balance()
 
 
 def target_below(route: str, bucket: str, prefix: str) -> str:

@@ -26,11 +26,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from stoker.base.exposition import CONTENT_TYPE
 from stoker.errors import EXIT_INTERRUPTED
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS = CONTENT_TYPE
 
 EVENTS_LIMIT_MAX = 10_000
 WAIT_S_MAX = 60.0

@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from stoker.errors import AccessDenied, EnvironmentProblem, JournalUnavailable
+from stoker.wire.lost_peers import give_up_when_unheard
 
 log = logging.getLogger("stoker.journal")
 T = TypeVar("T")
@@ -285,12 +286,5 @@ def _watchful_socket(address: tuple[Any, ...]) -> socket.socket:
     """A socket that notices within about ten seconds that the other end is gone without a word."""
     family, kind, protocol = address[:3]
     made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, 4),
-        (socket.TCP_KEEPINTVL, 2),
-        (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, 10_000),
-    ):
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    give_up_when_unheard(made, 10.0)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
@@ -10,6 +11,9 @@ from stoker.errors import ConfigError, WireError
 HEAD_BYTES_MAX = 32 * 1024
 BODY_BYTES_MAX = 16 * 1024 * 1024
 KEY_BYTES_MAX = 4096
+_WITHOUT_BODY = (204, 304)
+_TAG_SAFE = "-._~:+=,@/!#$&'()*;?[]^`{|}"
+_PLAIN_TAG = re.compile(f"[A-Za-z0-9{re.escape(_TAG_SAFE)}]*")
 
 REASONS = {
     200: "OK", 201: "Created", 204: "No Content", 206: "Partial Content", 304: "Not Modified",
@@ -19,6 +23,7 @@ REASONS = {
     416: "Range Not Satisfiable", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
     501: "Not Implemented",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+    507: "Insufficient Storage",
 }  # fmt: skip
 
 
@@ -65,7 +70,9 @@ def response_head(status: int, headers: Iterable[tuple[str, str]]) -> bytes:
 
 def etag_of(version: str) -> str:
     """A version as an entity tag: any text, kept inside the characters that a tag may have."""
-    return f'"{quote(version, safe="-._~:+=,@")}"'
+    if _PLAIN_TAG.fullmatch(version) is not None:
+        return f'"{version}"'
+    return f'"{quote(version, safe=_TAG_SAFE)}"'
 
 
 def version_of(etag: str) -> str:
@@ -85,6 +92,8 @@ class ResponseHead:
     @property
     def content_length(self) -> int | None:
         """None if the body is chunked. Raises WireError if there is no way to know where it ends."""
+        if self.status in _WITHOUT_BODY:
+            return 0
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
             return None
         value = self.headers.get("content-length", "")

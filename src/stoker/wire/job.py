@@ -42,7 +42,8 @@ class WorkerState(Message, frozen=True, tag="worker_state"):
     fresh: bool = True
     """It has never shared a world's state: it must copy, whatever its commits say, unless `restored` says more."""
     restored: str = ""
-    """Of a fresh one: what its state was loaded from, the same for the same content bit for bit; empty: not known."""
+    """Of a fresh one: what its state was loaded from, the same where all is the same bit for bit but random generators,
+    which each worker has of its own; empty: not known."""
     store: str = ""
     """`host:port` of its rendezvous store."""
     elastic: bool = False

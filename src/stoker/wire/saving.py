@@ -32,6 +32,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     url: str = ""
     keep: int = 2
     every_s: float = 0.0
+    hangs_after_s: float = 60.0
+    """A storage that does nothing for so long is told of, and again after twice as long each time."""
     save: dict[str, str] | None = None
     """Write the newest snapshot now, unless it is written."""
     finish: bool = False

@@ -56,6 +56,11 @@ class ChunkDecoder:
         self._announced = 0
         self._is_proved = signing is None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more may come."""
+        return self._state is _State.DONE
+
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The next of the body, and what of the data is now good. Raises S3Refusal."""
         view = memoryview(data)

@@ -100,9 +100,18 @@ def checksums_of(headers: Mapping[bytes, bytes], are_of_body: bool = True) -> Ch
     `are_of_body` False: its `x-amz-checksum-…` are not of the body, only `Content-MD5` is. Raises S3Refusal.
     """
     checksums = Checksums()
-    for raw, value in headers.items():
-        name = raw.decode("latin-1")
-        is_checksum = name.startswith(PREFIX) and name.removeprefix(PREFIX) in MAKERS
-        if name == _MD5 or (is_checksum and are_of_body):
-            checksums.expect(name, value.decode("latin-1"))
+    said = [f"{PREFIX}{name}" for name in MAKERS if f"{PREFIX}{name}".encode() in headers]
+    if are_of_body and len(said) > 1:
+        raise S3Refusal(
+            "InvalidRequest",
+            "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.",
+        )
+    meant = headers.get(b"x-amz-sdk-checksum-algorithm", b"").decode("latin-1").lower()
+    if are_of_body and meant and said and said != [f"{PREFIX}{meant}"]:
+        raise S3Refusal(
+            "InvalidRequest", f"Value for x-amz-sdk-checksum-algorithm header is invalid: {meant[:100]!r}"
+        )
+    for name in (_MD5, *(said if are_of_body else ())):
+        if name.encode() in headers:
+            checksums.expect(name, headers[name.encode()].decode("latin-1"))
     return checksums

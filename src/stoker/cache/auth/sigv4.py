@@ -22,7 +22,6 @@ from stoker.cache.auth.sigv4_canonical import (
     Head,
     Scope,
     canonical_request,
-    query_fields,
     signature_of,
 )
 from stoker.cache.auth.sigv4_sign import EXPIRES_MAX_S
@@ -122,13 +121,13 @@ def is_signed(head: Head) -> bool:
     """Whether a request wants to be taken for a signed one; else it is anonymous, or shows something else."""
     if head.headers.get(b"authorization", b"").startswith(b"AWS"):
         return True
-    names = {name for name, _ in query_fields(head.target.partition(b"?")[2])}
+    names = {name for name, _ in head.fields}
     return bool(names & {*_QUERY_FIELDS, b"AWSAccessKeyId"})
 
 
 def verify(head: Head, now_s: float, credentials_of: CredentialsOf, keys: SigningKeys) -> Proof:
     """Who has signed this request, now. Raises S3Refusal."""
-    fields = query_fields(head.target.partition(b"?")[2])
+    fields = head.fields
     is_presigned = any(name in (*_QUERY_FIELDS, b"AWSAccessKeyId") for name, _ in fields)
     if is_presigned and b"authorization" in head.headers:
         raise S3Refusal(

@@ -36,8 +36,14 @@ class Body:
         """Of the data."""
         self._checksums = checksums
         self._chunks = chunks
-        self._sha256 = sha256
+        self.sha256 = sha256
+        """Of the data, as its sender says before; empty: nothing is said."""
         self._made = hashlib.sha256() if sha256 else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what has come says of itself that nothing more does."""
+        return self._chunks is not None and self._chunks.is_done
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The next of the body, and what is data of it. Raises S3Refusal."""
@@ -61,12 +67,12 @@ class Body:
                 self._checksums.expect(name, value)
         if self.size_bytes is not None and self.received_bytes != self.size_bytes:
             raise S3Refusal("IncompleteBody", f"{self.received_bytes} bytes came of {self.size_bytes}")
-        if self._made is not None and not hmac.compare_digest(self._made.hexdigest(), self._sha256):
+        if self._made is not None and not hmac.compare_digest(self._made.hexdigest(), self.sha256):
             raise S3Refusal(
                 "XAmzContentSHA256Mismatch",
                 "The provided 'x-amz-content-sha256' header does not match what was computed.",
                 (
-                    ("ClientComputedContentSHA256", self._sha256),
+                    ("ClientComputedContentSHA256", self.sha256),
                     ("S3ComputedContentSHA256", self._made.hexdigest()),
                 ),
             )

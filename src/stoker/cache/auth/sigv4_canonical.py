@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -20,13 +21,20 @@ Fields = Sequence[tuple[bytes, bytes]]
 """Names and values of a query, decoded, in the order in which they came."""
 
 
-class Head(NamedTuple):
-    """A request as it came: the target raw; headers by their names in lower case, repeated ones as `fold_headers` has
-    them."""
-
+class _Head(NamedTuple):
     method: str
     target: bytes
     headers: Mapping[bytes, bytes]
+
+
+class Head(_Head):
+    """A request as it came: the target raw; headers by their names in lower case, repeated ones as `fold_headers` has
+    them."""
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Of its query, which is read once."""
+        return query_fields(self.target.partition(b"?")[2])
 
 
 class Scope(NamedTuple):

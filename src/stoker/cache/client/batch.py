@@ -7,7 +7,6 @@ import msgspec
 from stoker.cache.client.asked import Asked, Item
 from stoker.cache.client.descriptors import Places
 from stoker.errors import StokerError, WireError
-from stoker.wire.cache_api import ErrorBody, error_of
 from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
@@ -17,6 +16,7 @@ from stoker.wire.cache_batch import (
     FRAME_PLACE,
     PLACE,
 )
+from stoker.wire.cache_errors import ErrorBody, error_of
 
 
 def split_frames(

@@ -13,9 +13,12 @@ from stoker.cache.client.asked import Asked, Item, raise_first
 from stoker.cache.client.asked import ByteRange as ByteRange
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.descriptors import Descriptors, Places
+from stoker.cache.client.holding import HoldingClient
 from stoker.cache.client.records import RecordReader
 from stoker.cache.client.transport import Transport
+from stoker.cache.client.writing import WritingClient
 from stoker.errors import OriginError, WireError
+from stoker.settings import ClientTlsFiles
 from stoker.wire.cache_api import (
     LIST_LIMIT_MAX,
     BucketAdded,
@@ -49,14 +52,14 @@ class Part(NamedTuple):
     size_bytes: int
 
 
-class CacheClient(RecordReader):
-    """Talks to one cache server at `http://host:port` or `unix:///path`; connects when first used.
+class CacheClient(RecordReader, HoldingClient, WritingClient):
+    """Talks to one cache server at `http://host:port`, `https://host:port` or `unix:///path`; connects when first used.
 
     `timeout_s` is the longest silence of the server, in seconds, before CacheUnavailable. Every method may
     raise CacheUnavailable, AccessDenied and WireError.
 
     `short_circuit`: at a Unix socket, let the server pass descriptors of what holds long records (`read_many` and
-    `read_ranges` only) and read them here.
+    `read_ranges` only) and read them here. `tls`: whom to trust, of `https://`; None: what the settings say.
     """
 
     def __init__(
@@ -66,8 +69,9 @@ class CacheClient(RecordReader):
         *,
         timeout_s: float = 30.0,
         short_circuit: bool = True,
+        tls: ClientTlsFiles | None = None,
     ) -> None:
-        self._transport = Transport(endpoint, token, timeout_s, takes_descriptors=short_circuit)
+        self._transport = Transport(endpoint, token, timeout_s, takes_descriptors=short_circuit, tls=tls)
         self._descriptors = Descriptors() if self._transport.takes_descriptors else None
 
     @property
@@ -152,7 +156,8 @@ class CacheClient(RecordReader):
             "GET", object_target(bucket, check_key(key)), b"Range: bytes=0-0\r\n", accept=(416,)
         )
         if head.status == 416:
-            return ObjectInfo(key, 0, self._empty_version(bucket, key))
+            head, _ = self._transport.request("GET", object_target(bucket, key))
+            return ObjectInfo(key, 0, version_of(head.headers.get("etag", "")))
         total = head.headers.get("content-range", "").rpartition("/")[2] or head.headers.get(
             "content-length", "0"
         )
@@ -176,9 +181,13 @@ class CacheClient(RecordReader):
                 return found
             after = page.after
 
-    def list_page(self, bucket: str, prefix: str, after: str | None, limit: int) -> ObjectPage:
-        """At most `limit` objects that come after the key `after`."""
+    def list_page(
+        self, bucket: str, prefix: str, after: str | None, limit: int, delimiter: str = ""
+    ) -> ObjectPage:
+        """At most `limit` objects that come after the key `after`; with a delimiter, objects and folders right below
+        the prefix, if the server knows that: see `entries.folder_page`."""
         query = {"prefix": prefix, "limit": str(limit)} | ({} if after is None else {"after": after})
+        query |= {"delimiter": delimiter} if delimiter else {}
         return self._call("GET", f"/-/list/{quote(bucket, safe='')}?{urlencode(query)}", ObjectPage)
 
     def known(self, bucket: str, key: str) -> ObjectStat:
@@ -245,6 +254,9 @@ class CacheClient(RecordReader):
             raise WireError("the server's answer to a load is not about the objects that it was asked for")
         return items
 
+    def servers(self) -> Sequence[CacheClient]:
+        return [self]
+
     def close(self) -> None:
         """Close the pooled connections and what the server has passed. The client may be used again."""
         self._transport.close()
@@ -256,10 +268,6 @@ class CacheClient(RecordReader):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _empty_version(self, bucket: str, key: str) -> str:
-        head, _ = self._transport.request("GET", object_target(bucket, key))
-        return version_of(head.headers.get("etag", ""))
 
     def _call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
         return self.call(method, target, kind, body)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import array
 import socket
 from collections.abc import Iterable
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from stoker.cache.client.descriptors import Descriptor
-from stoker.errors import ConfigError, WireError
+from stoker.errors import ConfigError, WireError, WrongBodyLength
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
+from stoker.wire.lost_peers import give_up_when_unheard
+from stoker.wire.tls import ClientTls
 
 _RECEIVE_BYTES = 256 * 1024
+_SENT_BYTES = 1024 * 1024
+_SIZE_BYTES_MAX = 64
+"""Of the line that says how long a chunk is."""
+UNHEARD_S = 10.0
+"""So long may pass before the server's machine says that it has a request."""
 _CONTROL_BYTES = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 """As many descriptors as the kernel lets go with one message."""
 
@@ -21,11 +29,12 @@ class BrokenOff(ConnectionResetError):
 
 
 class Endpoint:
-    """Where a server listens: `http://host:port` or `unix:///path`. Raises ConfigError."""
+    """Where a server listens: `http://host:port`, `https://host:port` or `unix:///path`. Raises ConfigError."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         parts = urlsplit(url)
+        self.is_tls = parts.scheme == "https"
         try:
             port = parts.port
         except ValueError as error:
@@ -33,14 +42,16 @@ class Endpoint:
         if parts.scheme == "unix" and parts.path and not parts.netloc:
             self.path: str | None = parts.path
             self.host, self.port = "localhost", 0
-        elif parts.scheme == "http" and parts.hostname and port and parts.path in ("", "/"):
+        elif parts.scheme in ("http", "https") and parts.hostname and port and parts.path in ("", "/"):
             self.path = None
             self.host, self.port = parts.hostname, port
         else:
-            raise ConfigError(f"{url!r} is not a cache endpoint: write http://HOST:PORT or unix:///PATH")
+            raise ConfigError(
+                f"{url!r} is not a cache endpoint: write http://HOST:PORT, https://HOST:PORT or unix:///PATH"
+            )
 
-    def connect(self, timeout_s: float) -> socket.socket:
-        """A connected socket. Raises OSError."""
+    def connect(self, timeout_s: float, tls: ClientTls | None = None) -> socket.socket:
+        """A connected socket; `tls`: whom to trust, of `https://`. Raises OSError, ConfigError."""
         if self.path is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -51,8 +62,16 @@ class Endpoint:
                 raise
             return sock
         sock = socket.create_connection((self.host, self.port), timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            give_up_when_unheard(sock, min(UNHEARD_S, timeout_s))
+            if not self.is_tls:
+                return sock
+            assert tls is not None
+            return tls.context().wrap_socket(sock, server_hostname=self.host)
+        except BaseException:
+            sock.close()
+            raise
 
 
 class Connection:
@@ -78,6 +97,22 @@ class Connection:
         self.is_reusable = False
         self._socket.settimeout(timeout_s)
         self._socket.sendall(request)
+
+    def send_file(self, file: BinaryIO, size_bytes: int) -> None:
+        """Send so many bytes of a file, from where it is read next. Raises WrongBodyLength where it ends before."""
+        left = size_bytes
+        while left:
+            part = file.read(min(left, _SENT_BYTES))
+            if not part:
+                raise WrongBodyLength(
+                    f"{size_bytes} bytes are to be written, and the file ends {left} before"
+                )
+            self._socket.sendall(part)
+            left -= len(part)
+
+    def wait_for(self, timeout_s: float) -> None:
+        """No silence from here on is longer than that."""
+        self._socket.settimeout(timeout_s)
 
     def head(self) -> ResponseHead:
         """Read the head of the next response."""
@@ -150,7 +185,9 @@ class Connection:
     def _chunks(self) -> bytearray:
         body = bytearray()
         while True:
-            while (end := self._buffer.find(b"\r\n")) < 0:
+            while (end := self._buffer.find(b"\r\n", 0, _SIZE_BYTES_MAX)) < 0:
+                if len(self._buffer) >= _SIZE_BYTES_MAX:
+                    raise WireError("the server sent a chunk without a size")
                 self._buffer += self._receive()
             try:
                 if (size_bytes := int(self._buffer[:end], 16)) < 0:

@@ -7,6 +7,7 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from stoker.cache.client.fleet import open_client
 from stoker.cache.client.os_errors import os_error, os_errors, read_only
 from stoker.cache.client.read_only import ReadOnlyFileSystem
 from stoker.errors import AccessDenied, CacheUnavailable, ConfigError, ObjectNotFound, StokerError
-from stoker.settings import cache_settings
+from stoker.settings import ClientTlsFiles, cache_settings
 from stoker.wire.cache_api import ObjectInfo
 
 T = TypeVar("T")
@@ -29,13 +30,14 @@ _BATCH_KEYS = 256
 class _Settings:
     """What the settings say now."""
 
-    def __get__(self, instance: object, owner: type) -> tuple[str | None, str | None]:
+    def __get__(self, instance: object, owner: type) -> tuple[str | None, str | None, ClientTlsFiles]:
         settings = cache_settings()
-        return settings.endpoint, settings.token
+        return settings.endpoint, settings.token, settings.tls
 
 
 class StokerFileSystem(ReadOnlyFileSystem):
-    """The objects of a cache server. `endpoint` and `token` default to the settings.
+    """The objects of a cache server. `endpoint`, `token` and `ca` (who signed the certificate of an `https://` server)
+    default to the settings.
 
     Nothing is remembered of lists and objects: the server does that. What is not there is FileNotFoundError, and what a
     token may not read PermissionError, as fsspec expects; all else that fails stays what it is (CacheUnavailable,
@@ -56,6 +58,7 @@ class StokerFileSystem(ReadOnlyFileSystem):
         endpoint: str | None = None,
         token: str | None = None,
         threads_apart: bool = False,
+        ca: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -66,7 +69,8 @@ class StokerFileSystem(ReadOnlyFileSystem):
             raise ConfigError(
                 "no cache endpoint: pass endpoint='http://HOST:PORT', or set STOKER_CACHE_ENDPOINT"
             )
-        self._client = _client(where, token or settings.token)
+        tls = settings.tls if ca is None else replace(settings.tls, ca=ca)
+        self._client = _client(where, token or settings.token, tls)
 
     @property
     def fsid(self) -> str:
@@ -335,9 +339,9 @@ class StokerFileSystem(ReadOnlyFileSystem):
 
 
 @functools.cache
-def _client(endpoint: str, token: str | None) -> CacheClient:
+def _client(endpoint: str, token: str | None, tls: ClientTlsFiles) -> CacheClient:
     """One for all file systems of a process: fsspec makes one for each thread."""
-    return open_client(endpoint, token)
+    return open_client(endpoint, token, tls=tls)
 
 
 def _read_apart(read: Callable[[list[T]], list[bytes]], wanted: list[T]) -> Sequence[bytes | StokerError]:

@@ -27,6 +27,7 @@ from stoker.cache.client.client import CacheClient, Part
 from stoker.cache.client.waited import waited
 from stoker.cache.maglev import Member, Placement, block_owner_name
 from stoker.errors import CacheUnavailable, ObjectChanged, StokerError
+from stoker.settings import ClientTlsFiles
 from stoker.wire.cache_api import FleetStatus, ObjectInfo, ObjectPage, ObjectStat
 
 T = TypeVar("T")
@@ -42,9 +43,15 @@ class FleetClient(CacheClient):
     """As CacheClient, for the servers at these endpoints (`http://HOST:PORT`) and all that are in a fleet with them."""
 
     def __init__(
-        self, endpoints: Sequence[str], token: str | None = None, *, timeout_s: float = 30.0
+        self,
+        endpoints: Sequence[str],
+        token: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        tls: ClientTlsFiles | None = None,
     ) -> None:
-        super().__init__(endpoints[0], token, timeout_s=timeout_s, short_circuit=False)
+        super().__init__(endpoints[0], token, timeout_s=timeout_s, short_circuit=False, tls=tls)
+        self._tls = tls
         self._given = tuple(endpoints)
         self._token = token
         self._patience_s = timeout_s
@@ -69,20 +76,21 @@ class FleetClient(CacheClient):
         first_stop = (start // size + 1) * size
         if stop is not None:
             first_stop = min(first_stop, stop)
-        part = self._part(bucket, key, start, first_stop, version)
+        part = self.part(bucket, key, start, first_stop, version=version)
         end = part.size_bytes if stop is None else min(stop, part.size_bytes)
         if first_stop >= end:
             return part.data
         bounds = [(at, min(at + size, end)) for at in range(first_stop, end, size)]
 
         def read(bound: tuple[int, int]) -> bytes:
-            return self._part(bucket, key, bound[0], bound[1], part.version).data
+            return self.part(bucket, key, bound[0], bound[1], version=part.version).data
 
         return b"".join([part.data, *self._threads().map(read, bounds)])
 
     def part(self, bucket: str, key: str, start: int, stop: int, *, version: str | None = None) -> Part:
         self._look()
-        return self._part(bucket, key, start, stop, version)
+        name = block_owner_name(bucket, key, start // self._block_size_bytes)
+        return self._ask(name, lambda client: client.part(bucket, key, start, stop, version=version))
 
     def _items(self, bucket: str, asked: Asked, *, is_raising: bool, views: bool) -> list[Item]:
         if not isinstance(asked, Parts):
@@ -168,9 +176,11 @@ class FleetClient(CacheClient):
     def known(self, bucket: str, key: str) -> ObjectStat:
         return self._ask(block_owner_name(bucket, key, 0), lambda client: client.known(bucket, key))
 
-    def list_page(self, bucket: str, prefix: str, after: str | None, limit: int) -> ObjectPage:
+    def list_page(
+        self, bucket: str, prefix: str, after: str | None, limit: int, delimiter: str = ""
+    ) -> ObjectPage:
         name = block_owner_name(bucket, prefix, 0)
-        return self._ask(name, lambda client: client.list_page(bucket, prefix, after, limit))
+        return self._ask(name, lambda client: client.list_page(bucket, prefix, after, limit, delimiter))
 
     def close(self) -> None:
         super().close()
@@ -181,7 +191,7 @@ class FleetClient(CacheClient):
         self._pool = None
 
     def __reduce__(self) -> tuple[Callable[..., FleetClient], tuple[object, ...]]:
-        return _again, (self._given, self._token, self._patience_s)
+        return _again, (self._given, self._token, self._patience_s, self._tls)
 
     def call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
         """The answer of the same server each time, as long as it can be reached."""
@@ -190,9 +200,9 @@ class FleetClient(CacheClient):
     def _call(self, method: str, target: str, kind: type[T], body: bytes | None = None) -> T:
         return self._ask("", lambda client: client.call(method, target, kind, body))
 
-    def _part(self, bucket: str, key: str, start: int, stop: int, version: str | None) -> Part:
-        name = block_owner_name(bucket, key, start // self._block_size_bytes)
-        return self._ask(name, lambda client: client.part(bucket, key, start, stop, version=version))
+    def servers(self) -> Sequence[CacheClient]:
+        self._look()
+        return [self._at(url) for url in self._urls.values()]
 
     def _read_groups(
         self,
@@ -319,7 +329,9 @@ class FleetClient(CacheClient):
     def _at(self, url: str) -> CacheClient:
         client = self._clients.get(url)
         if client is None:
-            made = CacheClient(url, self._token, timeout_s=self._patience_s, short_circuit=False)
+            made = CacheClient(
+                url, self._token, timeout_s=self._patience_s, short_circuit=False, tls=self._tls
+            )
             client = self._clients.setdefault(url, made)
         return client
 
@@ -330,13 +342,17 @@ class FleetClient(CacheClient):
         return self._pool[1]
 
 
-def open_client(endpoint: str, token: str | None = None, *, timeout_s: float = 30.0) -> CacheClient:
+def open_client(
+    endpoint: str, token: str | None = None, *, timeout_s: float = 30.0, tls: ClientTlsFiles | None = None
+) -> CacheClient:
     """A client of one server, or of a fleet where `endpoint` names several, with commas in between."""
     endpoints = [part.strip() for part in endpoint.split(",") if part.strip()]
     if len(endpoints) > 1:
-        return FleetClient(endpoints, token, timeout_s=timeout_s)
-    return CacheClient(endpoint, token, timeout_s=timeout_s)
+        return FleetClient(endpoints, token, timeout_s=timeout_s, tls=tls)
+    return CacheClient(endpoint, token, timeout_s=timeout_s, tls=tls)
 
 
-def _again(endpoints: Sequence[str], token: str | None, timeout_s: float) -> FleetClient:
-    return FleetClient(endpoints, token, timeout_s=timeout_s)
+def _again(
+    endpoints: Sequence[str], token: str | None, timeout_s: float, tls: ClientTlsFiles | None
+) -> FleetClient:
+    return FleetClient(endpoints, token, timeout_s=timeout_s, tls=tls)

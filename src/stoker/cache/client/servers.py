@@ -11,7 +11,8 @@ from typing import TypeVar
 from stoker.base.backoff import backoff_s
 from stoker.base.rng import Rng
 from stoker.cache.client.client import CacheClient
-from stoker.errors import CacheUnavailable, ObjectNotFound, StokerError
+from stoker.errors import CacheUnavailable, ConfigError, ObjectNotFound, StokerError
+from stoker.settings import ClientTlsFiles
 from stoker.wire.cache_api import FleetMember, FleetStatus
 
 T = TypeVar("T")
@@ -28,16 +29,28 @@ class Servers:
     more of them, with commas in between.
 
     `timeout_s` is the longest silence of a server. When none answers, all are asked again, after longer and longer
-    waits, for `patience_s`. What is asked must do no harm when it is done twice.
+    waits, for `patience_s`. What is asked must do no harm when it is done twice. Raises ConfigError where nobody is
+    named.
     """
 
     def __init__(
-        self, endpoint: str, token: str | None, *, timeout_s: float, patience_s: float = PATIENCE_S
+        self,
+        endpoint: str,
+        token: str | None,
+        *,
+        timeout_s: float,
+        patience_s: float = PATIENCE_S,
+        tls: ClientTlsFiles | None = None,
     ) -> None:
+        self._tls = tls
         self._token = token
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._urls = [part.strip() for part in endpoint.split(",") if part.strip()]
+        if not self._urls:
+            raise ConfigError(
+                f"{endpoint!r} names no cache server: write http://HOST:PORT, or several with commas"
+            )
         self._clients: dict[tuple[str, float], CacheClient] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -93,7 +106,7 @@ class Servers:
         where = url, self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
             if where not in self._clients:
-                self._clients[where] = CacheClient(url, self._token, timeout_s=where[1])
+                self._clients[where] = CacheClient(url, self._token, timeout_s=where[1], tls=self._tls)
             return self._clients[where]
 
     def close(self) -> None:

@@ -7,15 +7,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from typing import BinaryIO
 
 from stoker.cache.client.connection import BrokenOff, Connection, Endpoint
 from stoker.cache.client.descriptors import Descriptor
 from stoker.cache.client.waited import waited
 from stoker.errors import CacheUnavailable, ConfigError, ShortBody
-from stoker.wire.cache_api import MSGPACK, failure_of
+from stoker.settings import ClientTlsFiles, cache_settings
+from stoker.wire.cache_api import (
+    MSGPACK,
+)
+from stoker.wire.cache_errors import failure_of
 from stoker.wire.http import ResponseHead
+from stoker.wire.lost_peers import is_lost
+from stoker.wire.tls import ClientTls, explained
 
 _TRIES = 2
+WRITTEN_S = 300.0
+"""So long at least it is waited for a server that writes to its origin: that may take its time."""
 
 Answered = tuple[bytes | bytearray, list[Descriptor]]
 """A body, and the descriptors that have come so far."""
@@ -24,13 +33,24 @@ Answered = tuple[bytes | bytearray, list[Descriptor]]
 class Transport:
     """Asks one server; connects when first used. A pickled copy has connections of its own.
 
-    `takes_descriptors`: at a Unix socket, those that the server passes are taken, for `post_all`.
+    `takes_descriptors`: at a Unix socket, those that the server passes are taken, for `post_all`. `tls`: whom to trust,
+    of `https://`; None: what the settings say.
     """
 
     def __init__(
-        self, endpoint: str, token: str | None, timeout_s: float, *, takes_descriptors: bool = False
+        self,
+        endpoint: str,
+        token: str | None,
+        timeout_s: float,
+        *,
+        takes_descriptors: bool = False,
+        tls: ClientTlsFiles | None = None,
     ) -> None:
         self.endpoint = Endpoint(endpoint)
+        self._given_tls = tls
+        self._tls = None
+        if self.endpoint.is_tls:
+            self._tls = ClientTls(cache_settings().tls if tls is None else tls)
         self._token = token
         self.takes_descriptors = takes_descriptors and self.endpoint.path is not None
         self._timeout_s = timeout_s
@@ -59,6 +79,48 @@ class Transport:
             raise failure_of(head.status, answer)
         return head, answer
 
+    def passed(self, target: str) -> Answered:
+        """What is answered to a GET, and the descriptors that came with it. Raises as `request`."""
+        head, answer, arrived = self._ask(self._encode("GET", target, b"", None))
+        if head.status >= 400:
+            raise failure_of(head.status, answer)
+        return answer, arrived
+
+    def send(self, target: str, headers: bytes, file: BinaryIO, size_bytes: int) -> bytes | bytearray:
+        """What is answered to a PUT of so many bytes of a file, which are sent once the server says that it takes them.
+        Raises as `request`, and WrongBodyLength."""
+        if not size_bytes:
+            return self.write("PUT", target, headers)
+        headers += b"Expect: 100-continue\r\nContent-Length: %d\r\n" % size_bytes
+        return self._write(self._encode("PUT", target, headers, None), file, size_bytes)
+
+    def write(self, method: str, target: str, headers: bytes) -> bytes | bytearray:
+        """What is answered to what changes something and has no body; that may take long. Raises as `request`."""
+        if method == "PUT":
+            headers += b"Content-Length: 0\r\n"
+        return self._write(self._encode(method, target, headers, None), None, 0)
+
+    def _write(self, request: bytes, file: BinaryIO | None, size_bytes: int) -> bytes | bytearray:
+        """On a connection of its own: what was kept may be closed by now, and what was sent would be sent anew."""
+        connection = None
+        try:
+            connection = self._new_connection()
+            connection.send(request, self._timeout_s)
+            head = connection.head()
+            if head.status == 100 and file is not None:
+                connection.wait_for(max(self._timeout_s, WRITTEN_S))
+                connection.send_file(file, size_bytes)
+                head = connection.head()
+            answer = connection.body(head)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        finally:
+            if connection is not None:
+                connection.close()
+        if head.status >= 400:
+            raise failure_of(head.status, answer)
+        return answer
+
     def post_all(self, target: str, bodies: Sequence[bytes]) -> Generator[Answered, None, None]:
         """The answers to requests that are sent together, as they come, so that server and reader work at once.
 
@@ -85,10 +147,9 @@ class Transport:
                 answer = connection.body(head)
                 waited().answered(began_s, is_whole=head.content_length is not None)
             raise failure_of(head.status, answer)
-        except TimeoutError as error:
-            raise self._unavailable(error) from error
-        except OSError:
-            pass
+        except OSError as error:
+            if isinstance(error, TimeoutError) and not is_lost(error):
+                raise self._unavailable(error) from error
         finally:
             if done < len(bodies):
                 connection.close()
@@ -130,6 +191,10 @@ class Transport:
                 was_used = connection is not None and connection.was_used
                 if connection is not None:
                     connection.close()
+                if was_used and is_lost(error):
+                    # On the way, while it was kept, and so are those that went the same way; the server may be well.
+                    self.close()
+                    continue
                 # A kept connection that the server has closed meanwhile is no failure of the server.
                 failed += 0 if was_used and not isinstance(error, TimeoutError) else 1
                 if failed >= _TRIES and isinstance(error, BrokenOff):
@@ -155,8 +220,14 @@ class Transport:
         for connection in getattr(self, "_pool", ()):
             connection.close()
 
-    def __reduce__(self) -> tuple[Callable[..., Transport], tuple[str, str | None, float, bool]]:
-        return _again, (self.endpoint.url, self._token, self._timeout_s, self.takes_descriptors)
+    def __reduce__(self) -> tuple[Callable[..., Transport], tuple[object, ...]]:
+        return _again, (
+            self.endpoint.url,
+            self._token,
+            self._timeout_s,
+            self.takes_descriptors,
+            self._given_tls,
+        )
 
     def _take(self) -> Connection:
         if self._pid != os.getpid():
@@ -164,7 +235,10 @@ class Transport:
         with self._lock:
             if self._pool:
                 return self._pool.pop()
-        sock = self.endpoint.connect(self._timeout_s)
+        return self._new_connection()
+
+    def _new_connection(self) -> Connection:
+        sock = self.endpoint.connect(self._timeout_s, self._tls)
         return Connection(sock, takes_descriptors=self.takes_descriptors)
 
     def _give(self, connection: Connection) -> None:
@@ -184,12 +258,18 @@ class Transport:
             connection.close()
 
     def _unavailable(self, error: OSError) -> CacheUnavailable:
-        what = f"no answer within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        what = (
+            f"no answer within {self._timeout_s:g} s"
+            if isinstance(error, TimeoutError) and not is_lost(error)
+            else explained(error)
+        )
         return CacheUnavailable(
             f"no cache server answers at {self.endpoint.url} ({what}); "
             "start one with `stoker cache serve`, or check the endpoint"
         )
 
 
-def _again(endpoint: str, token: str | None, timeout_s: float, takes_descriptors: bool) -> Transport:
-    return Transport(endpoint, token, timeout_s, takes_descriptors=takes_descriptors)
+def _again(
+    endpoint: str, token: str | None, timeout_s: float, takes_descriptors: bool, tls: ClientTlsFiles | None
+) -> Transport:
+    return Transport(endpoint, token, timeout_s, takes_descriptors=takes_descriptors, tls=tls)

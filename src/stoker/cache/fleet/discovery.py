@@ -21,6 +21,7 @@ from stoker.cache.fleet.envoy import (
     endpoints_of,
     host_of,
     response,
+    without_names,
 )
 from stoker.cache.fleet.port import Membership
 from stoker.cache.fleet.reach import Reach
@@ -29,6 +30,10 @@ from stoker.wire.cache_api import FleetMember
 log = logging.getLogger("stoker.cache")
 RESOLVE_AGAIN_S = 30.0
 RESOLVE_S = 5.0
+WHY_NAMELESS = (
+    "%s: Envoy verifies certificates by names, and no addresses; print its bootstrap with --server-name NAME, a name "
+    "that all their certificates have, or have the servers --advertise host names"
+)
 Resolve = Callable[[str], Awaitable[str]]
 """From a host's name to its IP address. Raises OSError."""
 
@@ -51,6 +56,7 @@ class Discovery:
         self._members: Sequence[FleetMember] = ()
         self._addresses: dict[str, str] = {}
         self._endpoints: tuple[Endpoint, ...] | None = None
+        self._nameless: list[str] = []
         self._changed = asyncio.Event()
         self._is_new = asyncio.Event()
 
@@ -131,6 +137,12 @@ class Discovery:
         if not endpoints or endpoints == self._endpoints:
             return
         self._endpoints = endpoints
+        nameless = without_names([endpoint.member for endpoint in endpoints])
+        if nameless and nameless != self._nameless:
+            log.warning(
+                "%s; Envoys without --server-name do not ask them", WHY_NAMELESS % ", ".join(nameless)
+            )
+        self._nameless = nameless
         said = ", ".join(
             f"{e.member.name} at {e.address}:{e.port}{'' if e.member.weight else ' (leaving)'}"
             for e in endpoints

@@ -6,6 +6,7 @@ and it is that of `cache/maglev.py`.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,9 @@ from stoker.wire.cache_api import FleetMember
 CLUSTER = "stoker"
 """The resource that is the whole fleet."""
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+TRANSPORT = "envoy.transport_socket_match"
+TLS = {"speaks": "tls"}
+"""What an endpoint's metadata says there of a server that speaks TLS."""
 _NEAR = f"{CLUSTER}@"
 
 
@@ -47,11 +51,13 @@ class DiscoveryResponse(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A member, and the IP address at which Envoy reaches it: endpoints cannot have host names."""
+    """A member, and the IP address at which Envoy reaches it: endpoints cannot be found by host names. `tls_host`: the
+    name that its certificate must have; empty where it speaks plain HTTP."""
 
     member: FleetMember
     address: str
     port: int
+    tls_host: str = ""
 
 
 def near_resource(zone: str) -> str:
@@ -69,13 +75,33 @@ def host_of(member: FleetMember) -> tuple[str, int] | None:
     return None if parts.hostname is None or port is None else (parts.hostname, port)
 
 
+def without_names(members: Sequence[FleetMember]) -> list[str]:
+    """Those that speak TLS and are known by IP addresses, of which Envoy verifies no certificate: an address is no name
+    that it could ask for."""
+    found = []
+    for member in members:
+        place = host_of(member)
+        if place is not None and member.url.startswith("https://") and _is_address(place[0]):
+            found.append(f"{member.name} at {member.url}")
+    return sorted(found)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def endpoints_of(members: Sequence[FleetMember], addresses: Mapping[str, str]) -> tuple[Endpoint, ...]:
     """Those of the members whose hosts have known addresses, in the order that is the same for everybody."""
     found = {}
     for member in members:
         place = host_of(member)
         if place is not None and place[0] in addresses and 0 <= member.weight <= WEIGHT_MAX:
-            found[member.name] = Endpoint(member, addresses[place[0]], place[1])
+            tls_host = place[0] if member.url.startswith("https://") else ""
+            found[member.name] = Endpoint(member, addresses[place[0]], place[1], tls_host)
     return tuple(found[name] for name in sorted(found))
 
 
@@ -116,12 +142,17 @@ def version_of(resources: list[dict[str, Any]]) -> str:
 
 def _lb_endpoint(endpoint: Endpoint) -> dict[str, Any]:
     member = endpoint.member
+    filters: dict[str, Any] = {"envoy.lb": {"hash_key": member.name}}
+    at: dict[str, Any] = {
+        "address": {"socket_address": {"address": endpoint.address, "port_value": endpoint.port}}
+    }
+    if endpoint.tls_host:
+        at["hostname"] = endpoint.tls_host
+        filters[TRANSPORT] = TLS
     told: dict[str, Any] = {
-        "endpoint": {
-            "address": {"socket_address": {"address": endpoint.address, "port_value": endpoint.port}}
-        },
+        "endpoint": at,
         "load_balancing_weight": max(member.weight, 1),
-        "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": member.name}}},
+        "metadata": {"filter_metadata": filters},
     }
     if not member.weight:
         told["health_status"] = "DRAINING"

@@ -9,6 +9,7 @@ What matters in it:
   gone before it answered.
 - Servers are judged by their health checks and by whether they can be reached, never by the statuses of their answers,
   which say as much about the origin or the token.
+- Whom the fleet's records reach by `https://` is spoken to by TLS, under the name that stands there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stoker.cache.fleet.envoy import CLUSTER, near_resource
+from stoker.cache.fleet.envoy import CLUSTER, TLS, near_resource
+from stoker.cache.fleet.envoy_tls import tls_of_listener, tls_to_servers
 from stoker.cache.maglev import TABLE_SIZE
 from stoker.errors import ConfigError
 
@@ -77,6 +79,13 @@ class BootstrapOptions:
     """Holds the token that discovery is shown, and nothing else; empty: none."""
     tls_certificate: str = ""
     tls_key: str = ""
+    server_ca: str = ""
+    """Who signs the certificates of servers; empty: those that speak TLS are not asked."""
+    server_name: str = ""
+    """In the certificates of all servers; empty: each has the host's name that the fleet knows it by."""
+    client_certificate: str = ""
+    """Of this Envoy, to show to servers; empty: none."""
+    client_key: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.discovery) == bool(self.endpoints_file):
@@ -87,6 +96,8 @@ class BootstrapOptions:
             raise ConfigError("--near needs --zone: say where this Envoy stands")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
+        if bool(self.client_certificate) != bool(self.client_key):
+            raise ConfigError("to show servers a certificate, give both --client-cert and --client-key")
         if not 0 <= self.admin_port <= 65535:
             raise ConfigError(f"--admin-port is 0 to 65535, not {self.admin_port}")
 
@@ -153,21 +164,7 @@ def _listener(options: BootstrapOptions) -> Json:
         "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
     }
     if options.tls_certificate:
-        chain["transport_socket"] = {
-            "name": "envoy.transport_sockets.tls",
-            "typed_config": {
-                "@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-                "common_tls_context": {
-                    "alpn_protocols": ["h2", "http/1.1"],
-                    "tls_certificates": [
-                        {
-                            "certificate_chain": {"filename": options.tls_certificate},
-                            "private_key": {"filename": options.tls_key},
-                        }
-                    ],
-                },
-            },
-        }
+        chain["transport_socket"] = tls_of_listener(options.tls_certificate, options.tls_key)
     return {"name": "stoker", "address": _socket(options.listener), "filter_chains": [chain]}
 
 
@@ -245,28 +242,26 @@ def _route(kind: _Kind, cluster: str, *, reads: bool) -> Json:
 
 
 def _servers(options: BootstrapOptions, name: str, resource: str) -> Json:
-    source: Json = {"resource_api_version": "V3"}
-    if options.endpoints_file:
-        suffix = "" if resource == CLUSTER else resource.removeprefix(CLUSTER)
-        source["path_config_source"] = {"path": f"{options.endpoints_file}{suffix}"}
-    else:
-        source["api_config_source"] = {
-            "api_type": "REST",
-            "transport_api_version": "V3",
-            "cluster_names": [_DISCOVERY],
-            "refresh_delay": "0.5s",
-            "request_timeout": f"{HOLD_S + 5:g}s",
-        }
+    source = _from_discovery() if options.discovery else None
+    suffix = "" if resource == CLUSTER else resource.removeprefix(CLUSTER)
+    file: Json = {
+        "resource_api_version": "V3",
+        "path_config_source": {"path": f"{options.endpoints_file}{suffix}"},
+    }
+    to_servers = tls_to_servers(
+        options.server_ca, options.server_name, options.client_certificate, options.client_key, source
+    )
     return {
         "name": name,
         "type": "EDS",
-        "eds_cluster_config": {"service_name": resource, "eds_config": source},
+        "eds_cluster_config": {"service_name": resource, "eds_config": source or file},
         "connect_timeout": "1s",
         "lb_policy": "MAGLEV",
         "maglev_lb_config": {"table_size": TABLE_SIZE},
         # Who does not answer is never asked, however many those are: the others hold what there is.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "ignore_health_on_host_removal": True,
+        "transport_socket_matches": [{"name": "tls", "match": TLS, "transport_socket": to_servers}],
         "health_checks": [_health_check()],
         "outlier_detection": {
             "split_external_local_origin_errors": True,
@@ -305,9 +300,20 @@ def _servers(options: BootstrapOptions, name: str, resource: str) -> Json:
     }
 
 
+def _from_discovery() -> Json:
+    asked = {
+        "api_type": "REST",
+        "transport_api_version": "V3",
+        "cluster_names": [_DISCOVERY],
+        "refresh_delay": "0.5s",
+        "request_timeout": f"{HOLD_S + 5:g}s",
+    }
+    return {"resource_api_version": "V3", "api_config_source": asked}
+
+
 def _health_check() -> Json:
-    """A server that asks for a token is there."""
-    answers = [{"start": 200, "end": 201}, {"start": 401, "end": 402}]
+    """Who is leaving says so at once, and gets nothing new; any other answer than 200 puts it out at once."""
+    answers = [{"start": 200, "end": 201}]
     return {
         "timeout": "1s",
         "interval": "1s",
@@ -315,7 +321,7 @@ def _health_check() -> Json:
         "unhealthy_interval": "1s",
         "unhealthy_threshold": 2,
         "healthy_threshold": 1,
-        "http_health_check": {"path": "/-/health", "expected_statuses": answers},
+        "http_health_check": {"path": "/-/ready", "expected_statuses": answers},
     }
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from stoker.base.backoff import backoff_s
+from stoker.base.clock import BootClock
 from stoker.base.rng import Rng
 from stoker.cache.fleet.reach import Reach
 from stoker.errors import StokerError
@@ -21,7 +22,11 @@ from stoker.wire.cache_api import FleetMember
 from stoker.wire.etcd import EtcdClient, Lease, Range, Transaction
 
 LEASE_S = 5
-RECHECK_S = 10.0
+RECHECK_S = 2.0
+"""So often the members are read also where no change was told of."""
+LAG_S = 6.0
+"""So long what was read is sure to be so."""
+MARGIN_S = 0.5
 READ_S = 2.0
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 5.0
@@ -38,11 +43,22 @@ class EtcdMembership:
         self._lease = 0
         self._keeping: asyncio.Task[None] | None = None
         self._reach = Reach()
+        self._clock = BootClock()
+        self._leased_until = 0.0
+        self._read_until = 0.0
         self._rng = Rng(int.from_bytes(os.urandom(8), "big"))
 
     @property
     def problem(self) -> str | None:
         return self._reach.problem
+
+    @property
+    def confirmed_until(self) -> float:
+        return min(self._leased_until, self._read_until) - MARGIN_S
+
+    @property
+    def lag_s(self) -> float:
+        return LAG_S
 
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         first = self._prefix.encode()
@@ -50,6 +66,7 @@ class EtcdMembership:
         known: list[FleetMember] | None = None
         failures = 0
         while True:
+            asked_at = self._clock.now()
             try:
                 request = {"key": first, "range_end": last}
                 answer = await self._client.call("kv/range", request, Range, timeout_s=READ_S)
@@ -68,6 +85,7 @@ class EtcdMembership:
             if found != known:
                 known = found
                 yield found
+            self._read_until = asked_at + LAG_S
             await self._client.wait_for_change(first, answer.header.revision, RECHECK_S, last)
 
     async def announce(self, me: FleetMember) -> None:
@@ -82,6 +100,7 @@ class EtcdMembership:
             self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def leave(self) -> None:
+        self._leased_until = 0.0
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -95,18 +114,24 @@ class EtcdMembership:
     async def _put(self) -> None:
         """Raises EnvironmentProblem, AccessDenied."""
         assert self._me is not None
+        asked_at = self._clock.now()
         lease = self._lease or (await self._client.call("lease/grant", {"TTL": self._lease_s}, Lease)).ID
         key = (self._prefix + self._me.name).encode()
         put = {"request_put": {"key": key, "value": msgspec.json.encode(self._me), "lease": lease}}
         await self._client.call("kv/txn", {"success": [put]}, Transaction)
+        self._leased_until = asked_at + self._lease_s
         self._lease = lease  # only now: a lease without its key would be renewed for nothing
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 4)
+            asked_at = self._clock.now()
             try:
-                if self._lease and not await self._client.keep_alive(self._lease, timeout_s=self._lease_s):
-                    self._lease = 0
+                if self._lease:
+                    if await self._client.keep_alive(self._lease, timeout_s=self._lease_s):
+                        self._leased_until = asked_at + self._lease_s
+                    else:
+                        self._lease = 0
                 if not self._lease:
                     await self._put()
             except StokerError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from stoker.base.clock import BootClock
 from stoker.cache.fleet.reach import Reach
 from stoker.errors import EnvironmentProblem
 from stoker.wire.cache_api import FleetMember
@@ -26,6 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger("stoker.cache")
 BEAT_S = 1.0
 LEASE_S = 6.0
+MARGIN_S = 0.5
 _SUFFIX = ".member"
 
 
@@ -57,14 +60,27 @@ class FolderMembership:
         self._written: bytes | None = None
         self._foreign: bytes | None = None  # what somebody else has put into this server's file
         self._reach = Reach()
+        self._clock = BootClock()
+        self._written_at = -math.inf
+        self._read_at = -math.inf
 
     @property
     def problem(self) -> str | None:
         return self._reach.problem
 
+    @property
+    def confirmed_until(self) -> float:
+        """As far as the others see soon what is renamed."""
+        return min(self._written_at, self._read_at) + self._lease_s - MARGIN_S
+
+    @property
+    def lag_s(self) -> float:
+        return self._lease_s
+
     async def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         known: list[FleetMember] | None = None
         while True:
+            asked_at = self._clock.now()
             try:
                 if known is None:  # later it is only looked at: one that is gone may be a mount that is
                     await self._run(self._make)
@@ -78,6 +94,7 @@ class FolderMembership:
                     self._is_told_anew = False
                     known = found
                     yield found
+                self._read_at = asked_at
             await asyncio.sleep(self._beat_s)
 
     async def announce(self, me: FleetMember) -> None:
@@ -92,6 +109,7 @@ class FolderMembership:
             self._beating = asyncio.get_running_loop().create_task(self._keep_beating())
 
     async def leave(self) -> None:
+        self._written_at = -math.inf
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -114,10 +132,12 @@ class FolderMembership:
 
     async def _beat_once(self) -> None:
         """Raises EnvironmentProblem."""
+        asked_at = self._clock.now()
         try:
             await self._run(self._write)
         except OSError as error:
             raise EnvironmentProblem(self._unwritten(error)) from error
+        self._written_at = asked_at
         self._reach.worked("writing")
 
     def _unwritten(self, error: OSError) -> str:

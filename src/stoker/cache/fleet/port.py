@@ -16,6 +16,17 @@ class Membership(Protocol):
         """Why the place where the fleet meets cannot be reached now; None while it can, or nobody has tried."""
         ...
 
+    @property
+    def confirmed_until(self) -> float:
+        """Until then, by `BootClock`, nobody can have it that this server is not in the fleet, and whoever `members`
+        has not told of yet has come less than `lag_s` ago."""
+        ...
+
+    @property
+    def lag_s(self) -> float:
+        """So long after a server has come it may be that others neither know it, nor that they do not know all."""
+        ...
+
     def members(self) -> AsyncGenerator[Sequence[FleetMember], None]:
         """The members now, then whenever they change. It outlives whatever it asks; ends only by `aclose`."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from math import inf
 
 from msgspec.structs import replace
 
@@ -21,6 +22,14 @@ class StaticMembership:
     @property
     def problem(self) -> str | None:
         return None
+
+    @property
+    def confirmed_until(self) -> float:
+        return inf
+
+    @property
+    def lag_s(self) -> float:
+        return 0.0
 
     def listed(self, name: str) -> FleetMember | None:
         """The member of that name, as the list has it."""

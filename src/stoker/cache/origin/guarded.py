@@ -8,9 +8,22 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from stoker.base.clock import Clock
+from stoker.base.exposition import Histogram
 from stoker.base.rng import Rng
 from stoker.cache.limits import CLOSED, OPEN, Breaker, Latencies, OriginLimits, Pace, retry_after_s
-from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, begun, open_in_two
+from stoker.cache.origin.port import (
+    Entries,
+    ListsFolders,
+    Opened,
+    Origin,
+    OriginCounters,
+    Part,
+    ReadRefused,
+    begun,
+    folder_of,
+    open_in_two,
+    sites_of,
+)
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, WriteRefused
 from stoker.wire.cache_api import ObjectInfo
 
@@ -35,6 +48,10 @@ class GuardedOrigin:
         self._read_times = Latencies()
         self.retries = 0
         """Requests that were made again because one had failed."""
+        self.errors = 0
+        """Requests that failed, and answers that broke off."""
+        self.latencies = Histogram()
+        """Seconds to the answer of those that did not; of content, to its first bytes."""
         self.hedges = 0
         """Second requests beside slow ones; their bytes are in `counters` with the others."""
 
@@ -93,10 +110,12 @@ class GuardedOrigin:
         while True:
             attempt += 1
             await self._wait_for_turn(stop - start)
-            is_answered = False
+            is_answered, began = False, self._clock.now()
             try:
                 async with aclosing(self._origin.stream(key, start, stop, version)) as parts:
                     async for part in parts:
+                        if not is_answered:
+                            self._answered_since(began)
                         is_answered = True
                         self._breaker.succeeded()
                         start += len(part)
@@ -104,14 +123,14 @@ class GuardedOrigin:
                 if not is_answered:
                     self._breaker.succeeded()
                 return
-            except (ObjectNotFound, ObjectChanged):
+            except (ObjectNotFound, ObjectChanged, ReadRefused):
                 self._breaker.succeeded()
                 raise
             except OriginError as error:
                 if is_answered:
                     attempt = 1
                     if start == stop:
-                        self._breaker.failed(str(error), self._clock.now())
+                        self._has_failed(error)
                         raise  # nothing is missing that could be asked for again
                 await self._after_failure(error, attempt)
             except BaseException:
@@ -146,7 +165,7 @@ class GuardedOrigin:
                 if not start:
                     self._breaker.succeeded()
                 return
-        except (ObjectNotFound, ObjectChanged):
+        except (ObjectNotFound, ObjectChanged, ReadRefused):
             raise
         except OriginError as error:
             await self._after_failure(error, 1)
@@ -157,6 +176,12 @@ class GuardedOrigin:
             async for part in parts:
                 yield part
 
+    async def folder(self, prefix: str, after: str | None, limit: int) -> Entries | None:
+        """See `ListsFolders`."""
+        if not isinstance(self._origin, ListsFolders):
+            return None
+        return await self._ask(0, lambda: folder_of(self._origin, prefix, after, limit))
+
     async def list(
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> AsyncGenerator[list[ObjectInfo], None]:
@@ -165,25 +190,32 @@ class GuardedOrigin:
         while True:
             attempt += 1
             await self._wait_for_turn(0)
+            began = self._clock.now()
             try:
                 async with aclosing(self._origin.list(prefix, after, limit)) as pages:
                     async for page in pages:
                         self._breaker.succeeded()
+                        if not is_out:
+                            self._answered_since(began)
                         is_out = True
                         yield page
                 self._breaker.succeeded()
                 return
-            except ObjectNotFound:
+            except (ObjectNotFound, ReadRefused):
                 self._breaker.succeeded()
                 raise
             except OriginError as error:
                 if is_out:
-                    self._breaker.failed(str(error), self._clock.now())
+                    self._has_failed(error)
                     raise
                 await self._after_failure(error, attempt)
             except BaseException:
                 self._breaker.gave_up()
                 raise
+
+    async def sites(self, asked: int) -> int:
+        """At once, and whatever was said before: see `ReadsThrough`."""
+        return await sites_of(self._origin, asked)
 
     async def close(self) -> None:
         await self._origin.close()
@@ -194,9 +226,11 @@ class GuardedOrigin:
         while True:
             attempt += 1
             await self._wait_for_turn(size_bytes)
+            began = self._clock.now()
             try:
                 answer = await request()
-            except (ObjectNotFound, ObjectChanged, WriteRefused):
+                self._answered_since(began)
+            except (ObjectNotFound, ObjectChanged, ReadRefused, WriteRefused):
                 self._breaker.succeeded()
                 raise
             except OriginError as error:
@@ -235,7 +269,7 @@ class GuardedOrigin:
 
     async def _after_failure(self, error: OriginError, attempt: int) -> None:
         """Wait before the next attempt. Raises the error if there is none."""
-        self._breaker.failed(str(error), self._clock.now())
+        self._has_failed(error)
         delay_s = retry_after_s(self._limits, attempt, self._rng)
         if delay_s is None:
             raise error
@@ -243,6 +277,13 @@ class GuardedOrigin:
         if self._breaker.state != CLOSED:
             raise error  # the others have found out meanwhile: what it said is better than that it is left alone
         self.retries += 1
+
+    def _has_failed(self, error: OriginError) -> None:
+        self.errors += 1
+        self._breaker.failed(str(error), self._clock.now())
+
+    def _answered_since(self, began: float) -> None:
+        self.latencies.add(self._clock.now() - began)
 
     def _has_room_for(self, size_bytes: int) -> bool:
         """Whether one more request may go out at once; it is counted as gone out."""

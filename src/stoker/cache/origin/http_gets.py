@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import cast
 
 from stoker.errors import OriginError, WireError
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
+from stoker.wire.lost_peers import give_up_when_unheard
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
@@ -22,6 +24,10 @@ WHOLE_S = 300.0
 IDLE_S = 30.0
 """What is kept for longer may be gone without a word: there are such networks."""
 IDLE_MAX = 128
+UNHEARD_S = 10.0
+"""So long may pass before the other side's kernel says that it has a request."""
+_LOST_S = 1.0
+"""What was kept and ends after so long of waiting was lost on the way, and not closed by the server."""
 _LOOK_EVERY_S = 5.0
 _PARTS_MAX = 4
 """So many that nobody has taken may be in memory, of each answer."""
@@ -226,21 +232,30 @@ def _length_of(answer: ResponseHead) -> int | None:
 class HttpGets:
     """Connections to one host. Its methods raise OriginError with `url` in it, which is for people."""
 
-    def __init__(self, url: str, host: str, port: int, part_bytes: int) -> None:
+    def __init__(
+        self, url: str, host: str, port: int, part_bytes: int, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = url
+        self.tls = tls
+        """For connections that are still to be made."""
         self._host = host
         self._port = port
         self._part_bytes = part_bytes
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def ask(self, request: bytes) -> tuple[ResponseHead, Connection]:
         """The head of the answer to a request. What it came on is given to `parts` or to `leave` in the end."""
         while True:
             kept = self._kept()
             connection = kept or await self._connect()
+            if self._is_closed:
+                connection.end()
+                raise OriginError(f"{self._url} is not asked any more")
             self._busy.add(connection)
+            began = asyncio.get_running_loop().time()
             if self._looking is None:
                 self._looking = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
             try:
@@ -250,6 +265,8 @@ class HttpGets:
                 if kept is None or error.is_begun:
                     raise OriginError(f"{self._url}: {error}") from None
                 # It was closed while it was kept: the request has reached nobody.
+                if asyncio.get_running_loop().time() - began > _LOST_S:
+                    self.forget_kept()  # so are those that went the same way
             except BaseException:
                 self.leave(connection)
                 raise
@@ -280,13 +297,20 @@ class HttpGets:
             connection.end()
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, and make no others."""
+        self._is_closed = True
         if self._looking is not None:
             self._looking.cancel()
-        for connection in (*self._idle, *self._busy):
+        for connection in self._busy:
+            connection.end()
+        self._busy.clear()
+        self.forget_kept()
+
+    def forget_kept(self) -> None:
+        """Those that are kept may have been lost without a word: others are made."""
+        for connection in self._idle:
             connection.end()
         self._idle.clear()
-        self._busy.clear()
 
     def _kept(self) -> Connection | None:
         while self._idle:
@@ -304,9 +328,11 @@ class HttpGets:
                 for host in addresses:
                     try:
                         async with asyncio.timeout(CONNECT_S / len(addresses)):
-                            _, connection = await loop.create_connection(
-                                lambda: Connection(self._part_bytes), host, self._port
-                            )
+                            transport, connection = await loop.create_connection(
+                                lambda: Connection(self._part_bytes), host, self._port,
+                                ssl=self.tls, server_hostname=self._host if self.tls else None,
+                            )  # fmt: skip
+                        give_up_when_unheard(transport.get_extra_info("socket"), UNHEARD_S)
                         return connection
                     except TimeoutError:
                         why = f"{host} does not answer"

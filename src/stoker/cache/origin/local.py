@@ -10,13 +10,19 @@ import asyncio
 import errno
 import os
 import stat
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from operator import length_hint
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from stoker.cache.origin.cursors import Cursors
+from stoker.cache.origin.local_files import attributes_of, keeps_attributes
+from stoker.cache.origin.local_opened import OpenedOnce
+from stoker.cache.origin.local_root import Root
 from stoker.cache.origin.port import (
     STAGING,
+    Entries,
     Opened,
     OriginCounters,
     changed,
@@ -24,33 +30,39 @@ from stoker.cache.origin.port import (
     not_found,
     open_in_two,
 )
-from stoker.errors import ConfigError, ObjectNotFound, OriginError
+from stoker.cache.origin.writing_port import told_of
+from stoker.errors import ObjectNotFound, OriginError
 from stoker.wire.cache_api import ObjectInfo
 
 INLINE_BYTES_MAX = 128 * 1024
 PART_BYTES = 1024 * 1024
-_LOCAL_FILE_SYSTEMS = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "ramfs", "overlay", "f2fs", "zfs"}
-)
+
+RESCANNED_MAX = 20_000
+_A_FOLDER = "a folder"
+"""In place of a version, which no file has."""
+_Scanned = Iterator[tuple[str, "os.DirEntry[str]"]]
 
 
 class LocalOrigin:
     """Regular files below a folder; symbolic links are followed only while they stay inside it.
 
-    The version of a file is its size and modification time in nanoseconds.
+    The version of a file is its size and modification time in nanoseconds. Where the folder itself is gone, or not
+    mounted any more, nobody is told that there are no files: that is an OriginError.
     Raises ConfigError if the folder cannot be opened.
     """
 
     def __init__(self, folder: str) -> None:
-        self._root = os.path.realpath(folder)
-        if not os.path.isdir(self._root):
-            raise ConfigError(f"the origin folder {folder!r} is not there, or is not a folder")
+        self._place = Root(folder)
+        self._root = self._place.path
         self.url = Path(self._root).as_uri() + "/"
         self.counters = OriginCounters()
-        self._is_inline = _file_system_of(self._root) in _LOCAL_FILE_SYSTEMS
+        self._is_inline = self._place.is_local
         # Folders that were resolved and found to lie inside the root, so that each is resolved once.
         self._inside: dict[str, bool] = {"": True}
         self._lists: Cursors[Iterator[ObjectInfo]] = Cursors()
+        self._folders: Cursors[Iterator[ObjectInfo]] = Cursors()
+        self._keeps_attributes = keeps_attributes(self._root)
+        self._untold: tuple[()] | None = ()
 
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
@@ -73,7 +85,7 @@ class LocalOrigin:
             yield await self.read(key, start, stop, version)
             return
         self.counters.requests += 1
-        file = _OpenedOnce(lambda: self._open(key))
+        file = OpenedOnce(lambda: self._open(key))
         try:
             for first in range(start, stop, PART_BYTES):
                 last = min(first + PART_BYTES, stop)
@@ -92,7 +104,7 @@ class LocalOrigin:
         walk = self._lists.take(prefix, after) or self._walk(prefix, after)
         while True:
             self.counters.requests += 1
-            page = await asyncio.to_thread(_take, walk, limit, self.url)
+            page = await asyncio.to_thread(_take, walk, limit, self.url, self._place)
             try:
                 if page:
                     yield page
@@ -103,9 +115,54 @@ class LocalOrigin:
             if len(page) < limit:
                 return
 
+    async def folder(self, prefix: str, after: str | None, limit: int) -> Entries | None:
+        """See `ListsFolders`. A folder is looked through anew for each page, unless it is very large."""
+        self.counters.requests += 1
+        walk = self._folders.take(prefix, after)
+        if walk is None:
+            entries, folder = await asyncio.to_thread(self._scan, prefix, after)
+            is_large = length_hint(entries) > RESCANNED_MAX
+            walk = self._right_below(entries, folder, prefix, after)
+        else:
+            is_large = True
+        page = await asyncio.to_thread(_take, walk, limit, self.url, self._place)
+        last = page[-1].key if len(page) == limit else None
+        if last is not None and is_large:
+            self._folders.keep(prefix, last, walk)
+        objects = [info for info in page if info.version != _A_FOLDER]
+        return Entries(objects, [info.key for info in page if info.version == _A_FOLDER], last)
+
+    def _scan(self, prefix: str, after: str | None) -> tuple[_Scanned, str]:
+        """The entries of the folder that a prefix is in, and its name. Raises OriginError."""
+        folder, _, _ = prefix.rpartition("/")
+        if folder and not self._is_inside(f"{folder}/x"):
+            return iter(()), folder
+        try:
+            return self._entries(folder, prefix, after), folder
+        except OSError as error:
+            raise OriginError(f"cannot list {self.url}: {error.strerror}") from error
+
+    def _right_below(
+        self, entries: _Scanned, folder: str, prefix: str, after: str | None
+    ) -> Iterator[ObjectInfo]:
+        """What is right below a prefix; of a folder in which anything is, its name alone."""
+        if prefix == f"{folder}/":
+            yield from self._folder_itself(prefix, prefix, after)
+        for name, entry in entries:
+            if not name.endswith("/"):
+                info = self._listed(name, entry)
+                if info is not None:
+                    yield info
+            elif name.startswith(prefix) and (after is None or name > after) and self._has_objects(name):
+                yield ObjectInfo(name, 0, _A_FOLDER)
+
+    def _has_objects(self, prefix: str) -> bool:
+        return next(self._walk(prefix, None), None) is not None
+
     async def close(self) -> None:
         self._inside.clear()
         self._lists.clear()
+        self._folders.clear()
 
     def _open(self, key: str) -> int:
         if not self._is_inside(key):
@@ -116,7 +173,7 @@ class LocalOrigin:
                 os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW,
             )
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise not_found(self.url, key) from error
+            raise self._missing(key) from error
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise not_found(
@@ -133,7 +190,12 @@ class LocalOrigin:
         try:
             return os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as second:
-            raise not_found(self.url, key) from second
+            raise self._missing(key) from second
+
+    def _missing(self, key: str) -> ObjectNotFound:
+        """The error for a key that is not there. Raises OriginError if that is because the folder itself is gone."""
+        self._place.check()
+        return not_found(self.url, key)
 
     def _is_inside(self, key: str) -> bool:
         folder, _, name = key.rpartition("/")
@@ -153,7 +215,10 @@ class LocalOrigin:
     def _stat(self, key: str) -> ObjectInfo:
         fd = self._open(key)
         try:
-            return self._info(key, os.fstat(fd))
+            info = self._info(key, os.fstat(fd))
+            if not self._keeps_attributes:
+                return info
+            return replace(info, headers=told_of(attributes_of(fd)))
         finally:
             os.close(fd)
 
@@ -169,7 +234,7 @@ class LocalOrigin:
         finally:
             os.close(fd)
 
-    def _read_part(self, file: _OpenedOnce, key: str, start: int, stop: int, version: str) -> bytes:
+    def _read_part(self, file: OpenedOnce, key: str, start: int, stop: int, version: str) -> bytes:
         fd = file.take()
         if fd is None:
             return b""  # who asked has left
@@ -201,6 +266,8 @@ class LocalOrigin:
         folder, _, _ = prefix.rpartition("/")
         if folder and not self._is_inside(f"{folder}/x"):
             return
+        if prefix == f"{folder}/":
+            yield from self._folder_itself(prefix, prefix, after)
         above = [os.path.realpath(f"{self._root}/{folder}")]
         stack = [self._entries(folder, prefix, after)]
         while stack:
@@ -213,12 +280,17 @@ class LocalOrigin:
                 real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
                 # A link to a folder above would be walked round and round.
                 if real not in above:
+                    yield from self._folder_itself(name, prefix, after)
                     above.append(real)
                     stack.append(self._entries(name[:-1], prefix, after))
                     break
             else:
                 stack.pop()
                 above.pop()
+
+    def _folder_itself(self, key: str, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
+        """The object that a folder is, if it is one: only where it can be written."""
+        return iter(())
 
     def _entries(self, folder: str, prefix: str, after: str | None) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """A folder's entries in the order of the keys: a sub-folder sorts as its name with a slash."""
@@ -250,55 +322,11 @@ class LocalOrigin:
             key.encode()
             if not entry.is_symlink():
                 found = entry.stat()
-                return _info_of(key, found) if stat.S_ISREG(found.st_mode) else None
+                info = _info_of(key, found) if stat.S_ISREG(found.st_mode) else None
+                return info if info is None or self._untold == () else replace(info, headers=None)
             return self._stat(key)
         except (FileNotFoundError, UnicodeEncodeError, ObjectNotFound, OriginError):
             return None
-
-
-class _OpenedOnce:
-    """A descriptor that is opened when it is first taken, by one thread at a time.
-
-    A thread cannot be called back. If its asker leaves while it reads, it closes the descriptor itself
-    afterwards: closed under its hands, the number could be another file's by the time it reads.
-    """
-
-    def __init__(self, open_file: Callable[[], int]) -> None:
-        self._open_file = open_file
-        self._lock = threading.Lock()
-        self._fd: int | None = None
-        self._is_taken = False
-        self._is_left = False
-
-    def take(self) -> int | None:
-        """Until `put_back`; None after `leave`. Raises what opening it raises."""
-        with self._lock:
-            if self._is_left:
-                return None
-            self._is_taken = True
-        try:
-            if self._fd is None:
-                self._fd = self._open_file()
-        except BaseException:
-            self.put_back()
-            raise
-        return self._fd
-
-    def put_back(self) -> None:
-        with self._lock:
-            self._is_taken = False
-            self._close_if_over()
-
-    def leave(self) -> None:
-        """Nobody will take it again. Does not wait for who has it."""
-        with self._lock:
-            self._is_left = True
-            self._close_if_over()
-
-    def _close_if_over(self) -> None:
-        if self._is_left and not self._is_taken and self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -316,7 +344,7 @@ def _version(found: os.stat_result) -> str:
     return f"{found.st_size}-{found.st_mtime_ns}"
 
 
-def _take(walk: Iterator[ObjectInfo], limit: int, url: str) -> list[ObjectInfo]:
+def _take(walk: Iterator[ObjectInfo], limit: int, url: str, place: Root) -> list[ObjectInfo]:
     page: list[ObjectInfo] = []
     try:
         for info in walk:
@@ -325,19 +353,5 @@ def _take(walk: Iterator[ObjectInfo], limit: int, url: str) -> list[ObjectInfo]:
                 break
     except OSError as error:
         raise OriginError(f"cannot list {url}: {error.strerror}") from error
+    place.check()  # where it is gone, what was not found may be there still
     return page
-
-
-def _file_system_of(path: str) -> str:
-    """The type of the file system that `path` lies on, as /proc names it; empty if it cannot be told."""
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                fields = line.split(" ")
-                point = fields[1].replace("\\040", " ")
-                if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
-                    best, kind = point, fields[2]
-    except OSError:
-        return ""
-    return kind

@@ -16,7 +16,7 @@ import msgspec
 
 from stoker.base.flushing import flush_folder
 from stoker.cache.origin.port import STAGING
-from stoker.cache.origin.writing_port import Attributes, Owner
+from stoker.cache.origin.writing_port import NO_ATTRIBUTES, Attributes, Owner
 from stoker.errors import (
     BadKey,
     ObjectTooLarge,
@@ -27,29 +27,37 @@ from stoker.errors import (
     WriteDenied,
 )
 
-_TYPE, _METADATA = "user.mime_type", "user.stoker.metadata"
+_TYPE, _METADATA, _HEADERS = "user.mime_type", "user.stoker.metadata", "user.stoker.headers"
 """Extended attributes; the first is what desktops use as well."""
+FOLDER = "user.stoker.folder"
+"""Of a folder that is an object (`local_folders.py`): when it was made, in nanoseconds since 1970."""
 _NO_ATTRIBUTES = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENOSPC, errno.E2BIG, errno.ERANGE)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_NO_GIFT = (errno.EPERM, errno.EACCES, errno.EINVAL)
+"""Not allowed, or a user that the file system, or this server's namespace, does not know."""
 _ATTEMPTS = 5
 
 
 class NewFile:
-    """A file without a name that anybody sees. Its methods follow each other, in whatever threads."""
+    """A file without a name that anybody sees. Its methods follow each other, in whatever threads. `owner`: whose it is
+    from its first byte on."""
 
-    def __init__(self, root: str) -> None:
-        self._folder = f"{root}/{STAGING}/new"
-        self.path = f"{self._folder}/{secrets.token_hex(16)}"
+    def __init__(self, root: str, owner: Owner | None = None) -> None:
+        self._owner = owner
+        self._root = root
+        self.path = f"{root}/{STAGING}/new/{secrets.token_hex(16)}"
         self.fd = -1
 
     def open(self) -> None:
-        """Make it."""
+        """Make it. Raises WriteDenied where it cannot be its owner's."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self.fd = os.open(self.path, flags, 0o666)
         except FileNotFoundError:
-            os.makedirs(self._folder, exist_ok=True)
+            _make_staging(self._root, "new")
             self.fd = os.open(self.path, flags, 0o666)
+        if self._owner is not None:
+            give(self.fd, self._owner)
 
     def write(self, data: bytes | bytearray) -> None:
         """All of it, at the end."""
@@ -76,18 +84,40 @@ def dress(file: NewFile, attributes: Attributes, before: os.stat_result | None) 
         give(file.fd, attributes.owner)
         if before is not None:
             os.fchmod(file.fd, stat.S_IMODE(before.st_mode))  # changing the owner may clear bits
-    if attributes.content_type:
-        _remember(file.fd, _TYPE, attributes.content_type.encode())
-    if attributes.metadata:
-        _remember(file.fd, _METADATA, msgspec.json.encode(attributes.metadata))
+    keep(file.fd, attributes)
     now = time.time_ns()
     os.utime(file.fd, ns=(now, now))  # finer than what the kernel would write: it is part of the version
     os.fsync(file.fd)
 
 
+def keep(fd: int, attributes: Attributes) -> None:
+    """Have a file or folder remember what is said of it, where it can."""
+    if attributes.content_type:
+        _remember(fd, _TYPE, attributes.content_type.encode())
+    if attributes.metadata:
+        _remember(fd, _METADATA, msgspec.json.encode(attributes.metadata))
+    if attributes.headers:
+        _remember(fd, _HEADERS, msgspec.json.encode(attributes.headers))
+
+
+def forget(fd: int) -> None:
+    """Have a file or folder remember nothing that was said of it."""
+    for name in (_TYPE, _METADATA, _HEADERS):
+        with suppress(OSError):
+            os.removexattr(fd, name)
+
+
 def give(fd: int, owner: Owner) -> None:
-    """A file or folder belongs to somebody, or it is an error."""
-    os.fchown(fd, owner.uid, owner.gid)
+    """A file or folder belongs to somebody, or it is an error. Raises WriteDenied."""
+    try:
+        os.fchown(fd, owner.uid, owner.gid)
+    except OSError as error:
+        if error.errno not in _NO_GIFT:
+            raise
+        raise WriteDenied(
+            f"nothing can be given to user {owner.uid} and group {owner.gid} there: {error.strerror}; this server runs "
+            f"as user {os.geteuid()}, and needs the capability CAP_CHOWN"
+        ) from error
 
 
 def renew(file: NewFile, before: os.stat_result) -> None:
@@ -103,11 +133,20 @@ def renew(file: NewFile, before: os.stat_result) -> None:
 
 def attributes_of(fd: int) -> Attributes:
     """What a file remembers."""
+    try:
+        if not os.listxattr(fd):
+            return NO_ATTRIBUTES
+    except OSError:
+        return NO_ATTRIBUTES
     content_type = _remembered(fd, _TYPE).decode("utf-8", "replace")
-    metadata: dict[str, str] = {}
+    metadata, headers = _remembered_names(fd, _METADATA), _remembered_names(fd, _HEADERS)
+    return Attributes(content_type, metadata, headers=headers)
+
+
+def _remembered_names(fd: int, name: str) -> dict[str, str]:
     with suppress(ValueError):
-        metadata = msgspec.json.decode(_remembered(fd, _METADATA) or b"{}", type=dict[str, str])
-    return Attributes(content_type, metadata)
+        return msgspec.json.decode(_remembered(fd, name) or b"{}", type=dict[str, str])
+    return {}
 
 
 def keeps_attributes(folder: str) -> bool:
@@ -203,7 +242,7 @@ def _rename(path: str, name: str, folder: int) -> None:
 def _remove_empty(name: str, above: int) -> None:
     """Raises IsADirectoryError if there is anything but folders in it, which stays."""
     for inside, _, files, fd in os.fwalk(name, topdown=False, dir_fd=above):
-        if files:
+        if files or FOLDER in os.listxattr(fd):
             raise IsADirectoryError(errno.EISDIR, "there are objects below it")
         for child in os.listdir(fd):
             os.rmdir(child, dir_fd=fd)
@@ -218,7 +257,7 @@ def locked(root: str) -> Iterator[bool]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_staging(root)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -231,6 +270,16 @@ def locked(root: str) -> Iterator[bool]:
             yield True
     finally:
         os.close(fd)
+
+
+def _make_staging(root: str, *names: str) -> None:
+    """The folders in which files are staged. The root itself is not made: where it is gone it was removed, and what
+    would be written to it nobody would find."""
+    path = root
+    for name in (STAGING, *names):
+        path += f"/{name}"
+        with suppress(FileExistsError):
+            os.mkdir(path)
 
 
 def remove(root: str, key: str) -> None:

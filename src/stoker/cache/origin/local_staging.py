@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from stoker.cache.origin import local_files
 from stoker.cache.origin.local_files import NewFile
+from stoker.cache.origin.local_root import Root
 from stoker.cache.origin.port import STAGING, OriginCounters, Part
 from stoker.cache.origin.staged_uploads import Staged
 from stoker.errors import ObjectNotFound
@@ -26,8 +27,9 @@ _AT_ONCE_BYTES = 1024 * 1024
 class FileWriter:
     """Threads in which files below a folder are written."""
 
-    def __init__(self, root: str, url: str, counters: OriginCounters) -> None:
-        self.root = root
+    def __init__(self, place: Root, url: str, counters: OriginCounters) -> None:
+        self._place = place
+        self.root = place.path
         self.url = url
         self.counters = counters
         self._threads = ThreadPoolExecutor(_THREADS, "stoker-cache-writes")
@@ -49,7 +51,9 @@ class FileWriter:
             raise
 
     async def fill(self, file: NewFile, key: str, parts: AsyncGenerator[Part, None]) -> None:
-        """All that comes, to a file that is made for it."""
+        """All that comes, to a file that is made for it. Raises OriginError where the folder is gone: nothing is
+        written to what it was mounted on."""
+        await self.call(key, self._place.check)
         await self.call(key, file.open)
         async with aclosing(parts):
             waiting: list[Part] = []

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncGenerator, Mapping
+import re
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.structs import replace
+
+from stoker.cache.origin.content import tag_of_version, told_attributes, version_of_tag
 from stoker.cache.origin.port import (
     Opened,
     OriginCounters,
@@ -20,7 +24,7 @@ from stoker.cache.origin.port import (
     wrong_length,
 )
 from stoker.cache.origin.s3_direct import DirectReads, Found
-from stoker.cache.origin.s3_opening import PART_BYTES, opened_s3
+from stoker.cache.origin.s3_opening import PART_BYTES
 from stoker.errors import ObjectChanged, OriginError, StokerError
 from stoker.wire.cache_api import ObjectInfo
 
@@ -28,14 +32,9 @@ _NO_RANGE = ("416 Range Not Satisfiable", "NotPartial")
 """What is said of an empty object, of which there is no range, and of a server that sends all whatever it is asked."""
 
 _HIGHEST = chr(0x10FFFF)
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 KEY_BYTES_MAX = 1024
 """S3 takes no longer ones."""
-
-
-def open_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> ObstoreOrigin:
-    """Open `s3://bucket/prefix`, as `s3_options` says. Raises ConfigError."""
-    opened = opened_s3(url, query, environment)
-    return ObstoreOrigin(url, opened.store, opened.options.prefix, opened.direct)
 
 
 class _OutOfOrderError(Exception):
@@ -44,7 +43,7 @@ class _OutOfOrderError(Exception):
 
 class ObstoreOrigin:
     """An obstore store below a prefix, and `direct` reads where those are possible. The version of an object is its
-    entity tag."""
+    entity tag, without its quotes."""
 
     def __init__(self, url: str, store: Any, prefix: str, direct: DirectReads | None = None) -> None:
         self.url = url
@@ -59,7 +58,9 @@ class ObstoreOrigin:
     async def stat(self, key: str) -> ObjectInfo:
         self.counters.requests += 1
         try:
-            return self._info(await self._api.head_async(self._store, self._path(key)))
+            # `head` of obstore tells no attributes.
+            answer = await self._api.get_async(self._store, self._path(key), options={"head": True})
+            return self._described(answer)
         except Exception as error:
             raise self._wrap(key, error) from error
 
@@ -70,6 +71,7 @@ class ObstoreOrigin:
 
     async def stream(self, key: str, start: int, stop: int, version: str) -> AsyncGenerator[Part, None]:
         """Must be taken within the store's time limit for one request; what comes later is an OriginError."""
+        version = version_of_tag(version)
         found = await self._ask(key, start, stop, version)
         if found is not None:
             async with aclosing(await begun(self._counted(key, found))) as parts:
@@ -84,7 +86,7 @@ class ObstoreOrigin:
     async def open(self, key: str, stop: int) -> Opened:
         found = await self._ask(key, 0, stop)
         if found is not None:
-            info = ObjectInfo(key, found.size_bytes, found.version, found.modified_s)
+            info = ObjectInfo(key, found.size_bytes, found.version, found.modified_s, found.headers)
             return Opened(info, await begun(self._counted(key, found)))
         self.counters.requests += 1
         try:
@@ -94,7 +96,7 @@ class ObstoreOrigin:
             if isinstance(problem, OriginError) and any(sign in str(error) for sign in _NO_RANGE):
                 return await open_in_two(self, key, stop)
             raise problem from error
-        info = self._info(answer.meta)
+        info = self._described(answer)
         return Opened(info, self._exactly(key, 0, min(stop, info.size_bytes), answer))
 
     async def _ask(self, key: str, start: int, stop: int, version: str = "") -> Found | None:
@@ -168,7 +170,7 @@ class ObstoreOrigin:
         """An answer of that version, its body still to come."""
         self.counters.requests += 1
         try:
-            options = {"range": (start, stop), "if_match": version}
+            options = {"range": (start, stop), "if_match": tag_of_version(version)}
             answer = await self._api.get_async(self._store, self._path(key), options=options)
         except Exception as error:
             raise self._wrap(key, error) from error
@@ -240,7 +242,8 @@ class ObstoreOrigin:
         offset = None if after is None else self._prefix + after
         if name and self._is_sorted:
             offset = max(offset or "", self._prefix + _before(prefix))
-        folder = self._prefix + folder
+        offset = None if offset is None else _beginning(offset)
+        folder = _beginning(f"{self._prefix}{folder}/", is_folder=True)
         try:
             async for chunk in self._api.list(
                 self._store, prefix=folder or None, offset=offset, chunk_size=1000
@@ -248,6 +251,8 @@ class ObstoreOrigin:
                 self.counters.requests += 1
                 for meta in chunk:
                     info = self._info(meta)
+                    if after is not None and info.key <= after and offset != self._prefix + after:
+                        continue  # it was asked for from further before
                     if info.key.startswith(prefix):
                         yield info
                     elif name and info.key[inside:].partition("/")[0] > name:
@@ -270,7 +275,10 @@ class ObstoreOrigin:
 
     def _info(self, meta: Any) -> ObjectInfo:
         key = meta["path"].removeprefix(self._prefix)
-        return ObjectInfo(key, int(meta["size"]), _version(meta), meta["last_modified"].timestamp())
+        return ObjectInfo(key, int(meta["size"]), _version(meta), meta["last_modified"].timestamp(), None)
+
+    def _described(self, answer: Any) -> ObjectInfo:
+        return replace(self._info(answer.meta), headers=told_attributes(answer.attributes))
 
     def _wrap(self, key: str, error: Exception) -> StokerError:
         if isinstance(error, (StokerError, asyncio.CancelledError)):
@@ -282,6 +290,21 @@ class ObstoreOrigin:
         return OriginError(f"{self.url}: {key!r}: {_first_line(error)}")
 
 
+def _beginning(path: str, *, is_folder: bool = False) -> str:
+    """As much of the beginning of a path as object_store takes for one: no empty part, none of dots, no control
+    character. What comes after that is still to come after the whole path."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        odd = _CONTROL.search(part)
+        plain = part if odd is None else "" if is_folder else part[: odd.start()]
+        if plain in ("", ".", ".."):
+            break
+        parts.append(plain)
+        if odd is not None:
+            break
+    return "/".join(parts)
+
+
 def _before(prefix: str) -> str:
     """A name before all that begin with the prefix, and after nearly all others that are before them."""
     last = ord(prefix[-1]) - 1
@@ -291,8 +314,8 @@ def _before(prefix: str) -> str:
 
 
 def _version(meta: Any) -> str:
-    tag = meta.get("e_tag")
-    return str(tag) if tag else f"{meta['size']}-{meta['last_modified'].timestamp()}"
+    tag = version_of_tag(str(meta.get("e_tag") or ""))
+    return tag if tag else f"{meta['size']}-{meta['last_modified'].timestamp()}"
 
 
 def _first_line(error: Exception) -> str:

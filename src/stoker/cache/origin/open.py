@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from stoker.cache.origin.fleet_origin import FleetOrigin
+from stoker.cache.origin.fleet_url import is_fleet, parse_fleet_url
+from stoker.cache.origin.fleet_writing import WritableFleetOrigin
 from stoker.cache.origin.local import LocalOrigin
+from stoker.cache.origin.local_removing import remove_folder
 from stoker.cache.origin.local_writing import WritableLocalOrigin
 from stoker.cache.origin.memory import MemoryOrigin
 from stoker.cache.origin.memory_writing import WritableMemoryOrigin
 from stoker.cache.origin.port import Origin
 from stoker.cache.origin.throttle import ThrottledOrigin
 from stoker.cache.origin.writing_port import WritableOrigin
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, EnvironmentProblem
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 _USER = re.compile("://([^/]*)@")
@@ -22,7 +27,8 @@ _NO_PORT = re.compile(r"(://[^/:@\[]+):(?!:|\d*(?:/|$))[^/]*")
 
 
 def open_origin(url: str, environment: Mapping[str, str] | None = None) -> Origin:
-    """The origin at `url`: a path, `file:///…`, `memory://name`, `s3://bucket/prefix`, or what fsspec knows.
+    """The origin at `url`: a path, `file:///…`, `memory://name`, `s3://bucket/prefix`,
+    `stoker+http://host:port/bucket`, or what fsspec knows.
 
     `stoker_mbps` and `stoker_latency_ms` in the query put a limit in front of it. `environment` is where
     the AWS_* variables are looked up. Raises ConfigError.
@@ -52,10 +58,48 @@ def open_writable_origin(url: str, environment: Mapping[str, str] | None = None)
     raise ConfigError(f"{without_query(url)!r} cannot be written to with stoker_mbps or stoker_latency_ms")
 
 
+def below(url: str, name: str) -> str:
+    """The URL of what is named so below an origin."""
+    address, mark, query = url.partition("?")
+    return f"{address.rstrip('/')}/{name}{mark}{query}"
+
+
+def make_place(url: str) -> None:
+    """Make the folder that the origin at `url` is, where it is one of this machine; others need none. Raises
+    ConfigError, EnvironmentProblem."""
+    kind, place = _place(_split(url)[0])
+    if kind != "file":
+        return
+    try:
+        os.makedirs(place, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot make the folder {place}: {error.strerror}") from error
+
+
+def remove_place(url: str) -> bool | None:
+    """Remove the folder that the origin at `url` is, where it is one of this machine; None: it has none. False: there
+    are objects in it, and it stays. Raises ConfigError, EnvironmentProblem."""
+    kind, place = _place(_split(url)[0])
+    if kind != "file":
+        return None
+    try:
+        return remove_folder(place)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot remove the folder {place}: {error.strerror}") from error
+
+
+def open_fleet(url: str, *, is_sure: bool = False) -> FleetOrigin:
+    """A bucket of another fleet. `is_sure`: see FleetOrigin. Raises ConfigError."""
+    address, _, query = url.partition("?")
+    place = parse_fleet_url(address, dict(parse_qsl(query, keep_blank_values=True)))
+    return FleetOrigin(place, is_sure=is_sure)
+
+
 def without_query(url: str) -> str:
     """The URL as it may be shown, also one that leads through others (`zip://inner::sftp://…`): queries and user names
     can hold secrets, and so can passwords in which an `@` or a `?` is not quoted."""
-    return _NO_PORT.sub(r"\1", _USER.sub("://", url.partition("?")[0]))
+    shown = _USER.sub("://", url.partition("?")[0])
+    return shown if is_fleet(url) else _NO_PORT.sub(r"\1", shown)
 
 
 def without_secrets(text: str, url: str) -> str:
@@ -101,9 +145,11 @@ def _open(address: str, query: dict[str, str], environment: Mapping[str, str]) -
         return MemoryOrigin(place)
     # Imported only when asked for: obstore and fsspec are slow to import and s3 is an extra.
     if kind == "s3":
-        from stoker.cache.origin.obstore_origin import open_s3
+        from stoker.cache.origin.s3_origin import open_s3
 
         return open_s3(place, query, environment)
+    if kind == "fleet":
+        return FleetOrigin(parse_fleet_url(place, query))
     from stoker.cache.origin.fsspec_origin import FsspecOrigin
 
     return FsspecOrigin(_with_query(place, query))
@@ -115,6 +161,8 @@ def _open_writable(address: str, query: dict[str, str], environment: Mapping[str
         return WritableLocalOrigin(place)
     if kind == "memory":
         return WritableMemoryOrigin(place)
+    if kind == "fleet":
+        return WritableFleetOrigin(parse_fleet_url(place, query))
     if kind == "s3":
         from stoker.cache.origin.s3_writing import open_writable_s3
 
@@ -149,4 +197,6 @@ def _place(address: str) -> tuple[str, str]:
             f"{without_query(address)}: what stands before the @ is no part of a bucket's name; give keys as AWS_* "
             "variables, or as access_key_id and secret_access_key in the query"
         )
+    if is_fleet(address):
+        return "fleet", address
     return "s3" if scheme == "s3" else "fsspec", address

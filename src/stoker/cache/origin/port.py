@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from stoker.errors import ObjectChanged, ObjectNotFound, ShortBody
+from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.wire.cache_api import ObjectInfo
 
 Part = bytes | bytearray
@@ -13,6 +13,14 @@ Part = bytes | bytearray
 
 STAGING = ".stoker-writes"
 """Where what is being written lies in folders: no part of a key, and never listed."""
+
+
+MARK = "\0"
+"""No key has it."""
+
+
+class ReadRefused(OriginError):
+    """An origin that answers does not let us read this. It says nothing of anything else there."""
 
 
 class OriginCounters:
@@ -83,6 +91,45 @@ class Origin(Protocol):
     async def close(self) -> None:
         """Give up connections. The origin is not used afterwards."""
         ...
+
+
+@runtime_checkable
+class ReadsThrough(Protocol):
+    """An origin that is, or may be, a cache that has origins itself."""
+
+    async def sites(self, asked: int) -> int:
+        """How many fleets are read through, one behind the other, for a question that so many were asked before: it
+        ends beyond SITES_MAX, which a circle reaches. Raises OriginError if that cannot be found out."""
+        ...
+
+
+async def sites_of(origin: Origin, asked: int) -> int:
+    """The same of any origin."""
+    return await origin.sites(asked) if isinstance(origin, ReadsThrough) else 0
+
+
+class Entries(NamedTuple):
+    """Some of what is right below a prefix: objects, and keys that end with a slash in place of all that begin so, both
+    sorted. `after`: the last of them, and perhaps behind MARK what the origin calls that place; None: nothing
+    follows."""
+
+    objects: list[ObjectInfo]
+    folders: list[str]
+    after: str | None
+
+
+@runtime_checkable
+class ListsFolders(Protocol):
+    """An origin that need not list what is in folders to tell of them."""
+
+    async def folder(self, prefix: str, after: str | None, limit: int) -> Entries | None:
+        """At most `limit` entries, those after another one; None: it cannot, or not this time. Raises OriginError."""
+        ...
+
+
+async def folder_of(origin: Origin, prefix: str, after: str | None, limit: int) -> Entries | None:
+    """The same of any origin."""
+    return await origin.folder(prefix, after, limit) if isinstance(origin, ListsFolders) else None
 
 
 async def begun(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import ssl
 import time
@@ -11,6 +12,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from stoker.cache.origin import s3_xml
+from stoker.cache.origin.content import META as _META
+from stoker.cache.origin.content import tag_of_version
 from stoker.cache.origin.http_calls import Answer, HttpCalls
 from stoker.cache.origin.port import OriginCounters, Part, not_found
 from stoker.cache.origin.s3_signing import (
@@ -38,7 +41,6 @@ from stoker.errors import (
 
 CHUNK_BYTES = 256 * 1024
 """Of a body as it is sent and, where the way there is plain HTTP, signed. What is no longer is signed as a whole."""
-_META = "x-amz-meta-"
 _FULL = frozenset(
     ("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity", "XMinioAdminBucketQuotaExceeded")
 )
@@ -65,10 +67,24 @@ class S3Calls:
         self.bucket = place.bucket
         self._counters = counters
         self._below = f"{parts.path.rstrip('/')}/{place.bucket}"
-        self._signer = Signer(parts.netloc.rpartition("@")[2], place.region, place.credentials)
-        self._signs_chunks = self._signer.can_sign and not is_tls
+        self._host = parts.netloc.rpartition("@")[2]
+        self._region = place.region
+        self._is_tls = is_tls
+        self._signs_as(place.credentials)
+        self._signed_as = ""
         context = ssl.create_default_context() if is_tls else None
         self._calls = HttpCalls(url, parts.hostname or "", parts.port or (443 if is_tls else 80), context)
+
+    def _signs_as(self, credentials: Credentials | None) -> None:
+        self._signer = Signer(self._host, self._region, credentials)
+        self._signs_chunks = self._signer.can_sign and not self._is_tls
+
+    def signed_as(self, credentials: Credentials) -> S3Calls:
+        """The same over the same connections, signed by somebody else."""
+        theirs = copy.copy(self)
+        theirs._signs_as(credentials)
+        theirs._signed_as = f" as {credentials.access_key_id}"
+        return theirs
 
     async def call(
         self,
@@ -96,8 +112,10 @@ class S3Calls:
         fields: Mapping[str, str],
         parts: AsyncGenerator[Part, None],
         size_bytes: int,
+        sha256: str = "",
     ) -> Answer:
-        """A PUT of a body as it comes, which is exactly so long."""
+        """A PUT of a body as it comes, which is exactly so long. `sha256`: what it is said to be, which is signed then
+        instead of each chunk: S3 refuses another one."""
         async with aclosing(pieces(parts, CHUNK_BYTES)) as coming:
             if size_bytes <= CHUNK_BYTES:
                 data = b"".join([piece async for piece in coming])
@@ -107,13 +125,16 @@ class S3Calls:
             self._counters.requests += 1
             lines = {**fields, "expect": "100-continue", "content-length": str(size_bytes)}
             kind = UNSIGNED
-            if self._signs_chunks:
+            in_chunks = self._signs_chunks and not sha256
+            if self._signs_chunks and sha256:
+                kind = sha256
+            elif in_chunks:
                 kind = IN_CHUNKS
                 lines["content-encoding"] = "aws-chunked"
                 lines["x-amz-decoded-content-length"] = str(size_bytes)
                 lines["content-length"] = str(chunked_bytes(size_bytes, CHUNK_BYTES))
             head, signer = self._signer.request("PUT", self._target(path), query, lines, kind, _now())
-            body = self._counted(coming, signer if self._signs_chunks else None)
+            body = self._counted(coming, signer if in_chunks else None)
             return self._checked(path, await self._calls.send(head, body))
 
     async def _counted(
@@ -142,7 +163,7 @@ class S3Calls:
 
     def refusal(self, path: str, status: int, code: str, message: str) -> StokerError:
         """What an error of S3 is called here."""
-        said = f"{self.url}: {path!r}: {status} {code} {message[:300]}".rstrip()
+        said = f"{self.url}{self._signed_as}: {path!r}: {status} {code} {message[:300]}".rstrip()
         if code == "NoSuchUpload":
             return NoSuchUpload(f"{said}; begin another")
         if code in _PARTS:
@@ -173,6 +194,7 @@ def fields_of(attributes: Attributes, url: str) -> dict[str, str]:
     if attributes.owner is not None:
         raise OriginReadOnly(f"objects in {url} belong to no user of this machine: write without an owner")
     fields = {f"{_META}{name.lower()}": value for name, value in attributes.metadata.items()}
+    fields |= attributes.headers
     if attributes.content_type:
         fields["content-type"] = attributes.content_type
     for name, value in fields.items():
@@ -186,15 +208,9 @@ def fields_of(attributes: Attributes, url: str) -> dict[str, str]:
     return fields
 
 
-def attributes_in(headers: Mapping[str, str]) -> Attributes:
-    """What an answer says of an object."""
-    metadata = {name.removeprefix(_META): value for name, value in headers.items() if name.startswith(_META)}
-    return Attributes(headers.get("content-type", ""), metadata)
-
-
 def conditions(if_match: str | None, if_none_match: bool) -> dict[str, str]:
     """Header lines."""
-    fields = {} if if_match is None else {"if-match": if_match}
+    fields = {} if if_match is None else {"if-match": tag_of_version(if_match)}
     return {**fields, "if-none-match": "*"} if if_none_match else fields
 
 

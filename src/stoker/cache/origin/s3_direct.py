@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from stoker.cache.origin.content import seconds_of
+from stoker.cache.origin.content import seconds_of, tag_of_version, told_headers, version_of_tag
 from stoker.cache.origin.http_gets import Connection, HttpGets
 from stoker.cache.origin.s3_signing import Credentials, Signer, is_plain
 from stoker.errors import OriginError
@@ -21,8 +21,8 @@ _DIGITS_MAX = 18
 class Found(NamedTuple):
     """What an answer says, and what it came on; `status` is 206, 404, 412 or 416, and only 206 has a body for us.
 
-    `start` and `stop`: the bytes of the object that come, which has `size_bytes` in all. `modified_s`: see
-    ObjectInfo.
+    `start` and `stop`: the bytes of the object that come, which has `size_bytes` in all. `modified_s` and `headers`:
+    see ObjectInfo; headers only where no version was asked for.
     """
 
     status: int
@@ -32,6 +32,7 @@ class Found(NamedTuple):
     stop: int = 0
     size_bytes: int = 0
     modified_s: float = 0.0
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class DirectReads:
@@ -69,14 +70,16 @@ class DirectReads:
         answered in a way that is for a whole client, or not at all: that has the patience to ask again."""
         if not _is_plain_text(version):
             return None
-        fields = f"range: bytes={start}-{stop - 1}\r\n" + (f"if-match: {version}\r\n" if version else "")
+        fields = f"range: bytes={start}-{stop - 1}\r\n" + (
+            f"if-match: {tag_of_version(version)}\r\n" if version else ""
+        )
         try:
             head, connection = await self._gets.ask(
                 self._signer.get(self._below + path, fields, self._time())
             )
         except OriginError:
             return None
-        found = _found(head, connection)
+        found = _found(head, connection, is_told=not version)
         if found is None or found.status != 206:
             self._gets.leave(connection)
         return found
@@ -101,11 +104,11 @@ class DirectReads:
         return self._now
 
 
-def _found(head: ResponseHead, connection: Connection) -> Found | None:
+def _found(head: ResponseHead, connection: Connection, *, is_told: bool) -> Found | None:
     if head.status in (404, 412, 416):
         return Found(head.status, connection)
     fields = head.headers
-    version = fields.get("etag", "")
+    version = version_of_tag(fields.get("etag", ""))
     if head.status != 206 or "content-encoding" in fields or not version or not _is_plain_text(version):
         return None
     unit, _, rest = fields.get("content-range", "").partition(" ")
@@ -115,7 +118,8 @@ def _found(head: ResponseHead, connection: Connection) -> Found | None:
         return None
     modified_s = seconds_of(fields.get("last-modified", ""))
     span_and_size = int(first), int(last) + 1, int(size)
-    found = Found(206, connection, version, *span_and_size, modified_s)
+    headers = told_headers(fields) if is_told else ()
+    found = Found(206, connection, version, *span_and_size, modified_s, headers)
     return found if connection.length_bytes == found.stop - found.start else None
 
 

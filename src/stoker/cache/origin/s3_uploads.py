@@ -88,12 +88,18 @@ class S3Uploads:
         return upload_id
 
     async def put_part(
-        self, key: str, upload_id: str, number: int, parts: AsyncGenerator[Part, None], size_bytes: int
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        parts: AsyncGenerator[Part, None],
+        size_bytes: int,
+        sha256: str = "",
     ) -> str:
-        """The part's entity tag. The parts have ended well when they end."""
+        """The part's entity tag. The parts have ended well when they end. `sha256`: as `S3Calls.send` has it."""
         check_number(number)
         query = {"partNumber": str(number), "uploadId": self._checked(key, upload_id)}
-        answer = await self._calls.send(self._prefix + key, query, {}, parts, size_bytes)
+        answer = await self._calls.send(self._prefix + key, query, {}, parts, size_bytes, sha256)
         return self._tag(key, answer.headers.get("etag", ""))
 
     async def copy_part(self, key: str, upload_id: str, number: int, fields: Mapping[str, str]) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from base64 import b64encode
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
 from stoker.cache.origin import s3_xml
+from stoker.cache.origin.content import tag_of_version, version_of_tag
 from stoker.cache.origin.http_calls import Answer
-from stoker.cache.origin.obstore_origin import KEY_BYTES_MAX, ObstoreOrigin
-from stoker.cache.origin.port import Part, changed, not_found
-from stoker.cache.origin.s3_calls import S3Calls, S3Place, attributes_in, conditions, fields_of
+from stoker.cache.origin.port import Part, changed
+from stoker.cache.origin.s3_calls import S3Place, conditions, fields_of
 from stoker.cache.origin.s3_direct import DirectReads
-from stoker.cache.origin.s3_opening import MORE_THAN_PLAIN, credentials_of, opened_s3
+from stoker.cache.origin.s3_opening import opened_s3
+from stoker.cache.origin.s3_origin import S3Origin, is_folder, more_than_plain, place_of
 from stoker.cache.origin.s3_uploads import S3Uploads
+from stoker.cache.origin.users import OriginUser
 from stoker.cache.origin.writing_port import (
     NO_ATTRIBUTES,
     PART_NUMBER_MAX,
@@ -25,7 +28,8 @@ from stoker.cache.origin.writing_port import (
     Described,
     Upload,
     UploadPart,
-    check_writable_key,
+    attributes_in,
+    nothing,
     whole,
 )
 from stoker.errors import (
@@ -36,6 +40,7 @@ from stoker.errors import (
     OriginError,
     PreconditionFailed,
     StokerError,
+    WriteDenied,
 )
 from stoker.wire.cache_api import ObjectInfo
 
@@ -48,21 +53,17 @@ _DELETED_AT_ONCE = 1000
 def open_writable_s3(url: str, query: Mapping[str, str], environment: Mapping[str, str]) -> WritableS3Origin:
     """Open `s3://bucket/prefix`, as `s3_options` says. Raises ConfigError."""
     opened = opened_s3(url, query, environment)
-    config = opened.options.config
-    for name in (*MORE_THAN_PLAIN, "HTTPS_PROXY", "https_proxy"):
-        if environment.get(name):
-            raise ConfigError(
-                f"{url} cannot be written to with {name} set: writes go straight to the server; unset it"
-            )
-    credentials = credentials_of(config)
-    if credentials is None and "access_key_id" in config:
+    name = more_than_plain(opened, environment)
+    if name == "secret_access_key":
         raise ConfigError(f"{url} has an access key and no secret: set AWS_SECRET_ACCESS_KEY")
-    endpoint = config.get("endpoint") or f"https://s3.{config['region']}.amazonaws.com"
-    place = S3Place(endpoint, opened.options.bucket, config["region"], credentials)
-    return WritableS3Origin(url, opened.store, opened.options.prefix, opened.direct, place)
+    if name:
+        raise ConfigError(
+            f"{url} cannot be written to with {name} set: writes go straight to the server; unset it"
+        )
+    return WritableS3Origin(url, opened.store, opened.options.prefix, opened.direct, place_of(opened))
 
 
-class WritableS3Origin(ObstoreOrigin):
+class WritableS3Origin(S3Origin):
     """A bucket of S3 below a prefix.
 
     A body of known length is one PUT, or above 5 GiB an upload in parts; one of unknown length is an upload in parts if
@@ -79,7 +80,7 @@ class WritableS3Origin(ObstoreOrigin):
         place: S3Place,
         put_bytes_max: int = PUT_BYTES_MAX,
     ) -> None:
-        super().__init__(url, store, prefix, direct)
+        super().__init__(url, store, prefix, direct, place)
         self.capabilities = Capabilities(
             is_atomic=True,
             has_conditions=True,
@@ -89,21 +90,21 @@ class WritableS3Origin(ObstoreOrigin):
             keeps_owner=False,
             part_bytes_min=5 * MIB,
         )
-        self._calls = S3Calls(url, place, self.counters)
         self._uploads = S3Uploads(self._calls, self._prefix)
         self._put_bytes_max = put_bytes_max
 
+    def written_as(self, user: OriginUser) -> WritableS3Origin:
+        """See `HasUsers`. What is read goes on to be signed by the server's own key."""
+        if user.credentials is None:
+            raise WriteDenied(f"{self.url} is S3, and who writes has no key there")
+        theirs = copy.copy(self)
+        theirs._calls = self._calls.signed_as(user.credentials)
+        theirs._uploads = S3Uploads(theirs._calls, self._prefix)
+        return theirs
+
     async def describe(self, key: str) -> Described:
-        try:
-            path = self._written_path(key)
-        except BadKey as error:
-            raise not_found(self.url, key) from error
-        answer = await self._calls.call("HEAD", path, {}, {}, may_repeat=True)
-        version = answer.headers.get("etag", "")
-        size = answer.headers.get("content-length", "")
-        if not version or not size.isdecimal():
-            raise OriginError(f"{self.url} tells no entity tag or no length of {key!r}")
-        return Described(ObjectInfo(key, int(size), version), attributes_in(answer.headers))
+        info, headers = await self._told(key)
+        return Described(info, attributes_in(headers))
 
     async def put(
         self,
@@ -114,27 +115,29 @@ class WritableS3Origin(ObstoreOrigin):
         attributes: Attributes = NO_ATTRIBUTES,
         if_match: str | None = None,
         if_none_match: bool = False,
+        sha256: str = "",
     ) -> ObjectInfo:
-        path = self._written_path(key)
+        path = self._named_path(key)
+        if is_folder(key):
+            parts, size_bytes = _nothing_in(self.url, key, parts), 0
         fields = fields_of(attributes, self.url)
         terms = conditions(if_match, if_none_match)
         async with aclosing(whole(self.url, key, parts, size_bytes)) as coming:
             if size_bytes is not None and size_bytes <= self._put_bytes_max:
-                return self._as_put(
-                    key, size_bytes, await self._calls.send(path, {}, {**fields, **terms}, coming, size_bytes)
-                )
+                answer = await self._calls.send(path, {}, {**fields, **terms}, coming, size_bytes, sha256)
+                return self._as_put(key, size_bytes, answer)
             await self._uploads.put(key, coming, size_bytes, attributes, terms)
         return await self.stat(key)
 
     def _as_put(self, key: str, size_bytes: int, answer: Answer) -> ObjectInfo:
-        version = answer.headers.get("etag", "")
+        version = version_of_tag(answer.headers.get("etag", ""))
         if not version:
             raise OriginError(f"{self.url} put {key!r} and told no entity tag")
-        return ObjectInfo(key, size_bytes, version)
+        return ObjectInfo(key, size_bytes, version, headers=None)
 
     async def delete(self, key: str) -> None:
         try:
-            path = self._written_path(key)
+            path = self._named_path(key)
         except BadKey:
             return  # there is no such object
         try:
@@ -147,7 +150,7 @@ class WritableS3Origin(ObstoreOrigin):
         together = []
         for key in keys:
             try:
-                path = self._written_path(key)
+                path = self._named_path(key)
             except BadKey:
                 continue  # there is no such object
             if s3_xml.can_say(path):
@@ -177,13 +180,18 @@ class WritableS3Origin(ObstoreOrigin):
     async def copy(
         self, source_key: str, key: str, version: str | None = None, *, attributes: Attributes | None = None
     ) -> ObjectInfo:
-        path = self._written_path(key)
+        path = self._named_path(key)
+        if is_folder(key) != is_folder(source_key):
+            raise BadKey(f"{source_key[:200]!r} cannot be copied to {key[:200]!r}: one of them is a folder")
         source, kept = await self.describe(source_key)
-        if version is not None and source.version != version:
+        if version is not None and source.version != version_of_tag(version):
             raise changed(self.url, source_key, version, source.version)
+        if is_folder(key):
+            await self.put(key, nothing(), 0, attributes=kept if attributes is None else attributes)
+            return await self.stat(key)
         fields = {
             "x-amz-copy-source": quote(f"/{self._calls.bucket}/{self._prefix}{source_key}", safe="/-._~"),
-            "x-amz-copy-source-if-match": source.version,
+            "x-amz-copy-source-if-match": tag_of_version(source.version),
         }
         try:
             if source.size_bytes > self._put_bytes_max:
@@ -210,14 +218,22 @@ class WritableS3Origin(ObstoreOrigin):
         return await self.stat(key)
 
     async def begin_upload(self, key: str, attributes: Attributes = NO_ATTRIBUTES) -> str:
-        self._written_path(key)
+        if is_folder(self._named_path(key)):
+            raise BadKey(f"{key[:200]!r} in {self.url} is a folder, which has no content of its own")
         return await self._uploads.begin(key, attributes)
 
     async def put_part(
-        self, key: str, upload_id: str, number: int, parts: AsyncIterable[Part], size_bytes: int
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        parts: AsyncIterable[Part],
+        size_bytes: int,
+        *,
+        sha256: str = "",
     ) -> str:
         async with aclosing(whole(self.url, key, parts, size_bytes)) as coming:
-            return await self._uploads.put_part(key, upload_id, number, coming, size_bytes)
+            return await self._uploads.put_part(key, upload_id, number, coming, size_bytes, sha256)
 
     async def complete_upload(
         self,
@@ -255,10 +271,11 @@ class WritableS3Origin(ObstoreOrigin):
             after = found[-1][:2]
         return count
 
-    async def close(self) -> None:
-        self._calls.close()
-        await super().close()
 
-    def _written_path(self, key: str) -> str:
-        check_writable_key(self.url, key, KEY_BYTES_MAX - len(self._prefix.encode()))
-        return self._prefix + key
+async def _nothing_in(url: str, key: str, parts: AsyncIterable[Part]) -> AsyncGenerator[Part, None]:
+    """Parts that must hold nothing. Raises BadKey."""
+    async for part in parts:
+        if part:
+            raise BadKey(f"{key[:200]!r} in {url} is a folder, which has no content of its own")
+    for part in ():
+        yield part

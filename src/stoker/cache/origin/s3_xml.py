@@ -28,6 +28,13 @@ class Node:
         """Of the first child of that name; empty if there is none."""
         return next((child.text or "" for child in self._element if _local(child) == name), "")
 
+    def texts(self) -> dict[str, str]:
+        """Of its children, by their names; of several of one name the first."""
+        found: dict[str, str] = {}
+        for child in self._element:
+            found.setdefault(_local(child), child.text or "")
+        return found
+
     def all(self, name: str) -> list[Node]:
         """Children of that name."""
         return [Node(child) for child in self._element if _local(child) == name]

@@ -35,6 +35,7 @@ class StagedOrigin:
         attributes: Attributes = NO_ATTRIBUTES,
         if_match: str | None = None,
         if_none_match: bool = False,
+        sha256: str = "",
     ) -> ObjectInfo:
         info: ObjectInfo = await self._put(key, parts, size_bytes, attributes, if_match, if_none_match)
         return info
@@ -56,7 +57,14 @@ class StagedOrigin:
         return await self._uploads.begin(check_writable_key(self.url, key), attributes)
 
     async def put_part(
-        self, key: str, upload_id: str, number: int, parts: AsyncIterable[Part], size_bytes: int
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        parts: AsyncIterable[Part],
+        size_bytes: int,
+        *,
+        sha256: str = "",
     ) -> str:
         return await self._uploads.put_part(key, upload_id, number, parts, size_bytes)
 

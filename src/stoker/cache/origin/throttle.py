@@ -7,7 +7,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from stoker.base.clock import Clock, SystemClock
-from stoker.cache.origin.port import Opened, Origin, OriginCounters, Part, begun
+from stoker.cache.origin.port import (
+    Entries,
+    Opened,
+    Origin,
+    OriginCounters,
+    Part,
+    begun,
+    folder_of,
+    sites_of,
+)
 from stoker.wire.cache_api import ObjectInfo
 
 _BURST_S = 0.02
@@ -77,6 +86,14 @@ class ThrottledOrigin:
             async for page in pages:
                 await self._wait(0)
                 yield page
+
+    async def folder(self, prefix: str, after: str | None, limit: int) -> Entries | None:
+        """See `ListsFolders`."""
+        await self._wait(0)
+        return await folder_of(self._origin, prefix, after, limit)
+
+    async def sites(self, asked: int) -> int:
+        return await sites_of(self._origin, asked)
 
     async def close(self) -> None:
         await self._origin.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from stoker.cache.origin.content import META
 from stoker.cache.origin.port import STAGING, Origin, Part, changed
 from stoker.errors import BadKey, OriginReadOnly, PreconditionFailed, StokerError, WrongBodyLength
 from stoker.wire.cache_api import ObjectInfo
@@ -26,16 +27,42 @@ class Owner(msgspec.Struct, frozen=True):
 class Attributes(msgspec.Struct, frozen=True):
     """What an object is given beside its content.
 
-    Content type and metadata (names in lower case) are kept where the storage can keep them, else forgotten. An owner
-    is never forgotten: where the object cannot be given to it, it is not written.
+    Content type, metadata and `headers` (names in lower case; those of CONTENT_HEADERS) are kept where the storage can
+    keep them, else forgotten. An owner is never forgotten: where the object cannot be given to it, it is not written.
     """
 
     content_type: str = ""
     metadata: dict[str, str] = {}
     owner: Owner | None = None
+    headers: dict[str, str] = {}
 
 
 NO_ATTRIBUTES = Attributes()
+CONTENT_HEADERS = (
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "expires",
+)
+"""What is said of an object's content besides its type."""
+
+
+def told_of(attributes: Attributes) -> tuple[tuple[str, str], ...]:
+    """Attributes as `ObjectInfo.headers` has them."""
+    said = {**attributes.headers, **{META + name: value for name, value in attributes.metadata.items()}}
+    if attributes.content_type:
+        said["content-type"] = attributes.content_type
+    return tuple(sorted(said.items()))
+
+
+def attributes_in(headers: Mapping[str, str]) -> Attributes:
+    """What headers (names in lower case) say of an object."""
+    return Attributes(
+        headers.get("content-type", ""),
+        {name.removeprefix(META): value for name, value in headers.items() if name.startswith(META)},
+        headers={name: headers[name] for name in CONTENT_HEADERS if name in headers},
+    )
 
 
 class Capabilities(NamedTuple):
@@ -79,8 +106,8 @@ class UploadPart(NamedTuple):
     written_at: float
 
 
-class WritableOrigin(Origin, Protocol):
-    """Remote storage that can be written to.
+class Writes(Protocol):
+    """What is written with.
 
     Every method may raise OriginError, after which it is not known whether what was asked for has happened, and
     WriteRefused, after which it has not.
@@ -104,13 +131,15 @@ class WritableOrigin(Origin, Protocol):
         attributes: Attributes = NO_ATTRIBUTES,
         if_match: str | None = None,
         if_none_match: bool = False,
+        sha256: str = "",
     ) -> ObjectInfo:
         """Create or overwrite an object, as `stat` then tells it, with the parts as they come.
 
         It is there as a whole once `parts` has ended without an error, and where `size_bytes` is given with so many
         bytes; else what was there stays, and what `parts` raised is raised. Of several at once the last one wins.
         Who made `parts` closes it, as it may be left at any place.
-        `if_match`: only over that version; `if_none_match`: only where there is no object.
+        `if_match`: only over that version; `if_none_match`: only where there is no object. `sha256`: of the content, in
+        hexadecimal digits, as who sends it says before; the origin may be told, instead of what is made of it here.
         Raises PreconditionFailed, or ObjectNotFound where there is none to match; WrongBodyLength, BadKey.
         """
         ...
@@ -137,7 +166,14 @@ class WritableOrigin(Origin, Protocol):
         ...
 
     async def put_part(
-        self, key: str, upload_id: str, number: int, parts: AsyncIterable[Part], size_bytes: int
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        parts: AsyncIterable[Part],
+        size_bytes: int,
+        *,
+        sha256: str = "",
     ) -> str:
         """A part of an upload, numbered from 1 to PART_NUMBER_MAX, over one of that number: its entity tag.
 
@@ -180,6 +216,10 @@ class WritableOrigin(Origin, Protocol):
         """Give up uploads, and what killed writers have left, that were begun more than `age_s` before `now` (seconds
         since 1970): how many. Nobody should be writing for so long."""
         ...
+
+
+class WritableOrigin(Origin, Writes, Protocol):
+    """Remote storage that can be written to."""
 
 
 async def whole(

@@ -53,6 +53,11 @@ class Attending:
         return self._membership.problem or self._defect
 
     @property
+    def confirmed_until(self) -> float:
+        """As `Membership` has it, of what was told of by now."""
+        return self._membership.confirmed_until
+
+    @property
     def notes(self) -> list[str]:
         """What operators should know besides."""
         if self._doubled_at is None or self._clock.now() - self._doubled_at > DOUBLED_S:
@@ -212,7 +217,7 @@ def is_good(member: FleetMember) -> bool:
     """Whether a member can be asked, and placed; what others wrote down may be anything."""
     try:
         parts = urlsplit(member.url)
-        if parts.scheme == "http" and parts.hostname and parts.port:
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port:
             Member(member.name, member.weight, member.zone)
             return True
     except ValueError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.cache.server.allowed import check_may_read, may_have_descriptors
 from stoker.cache.server.batch_stream import BatchStream, Item, Reader
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.port import Answer, Request
-from stoker.errors import AccessDenied, ConfigError
+from stoker.errors import ConfigError
 from stoker.wire.cache_api import MSGPACK
 from stoker.wire.cache_batch import OFFSET_MAX, RANGE, READ_KEYS_MAX, READ_RANGES_MAX, ReadRequest
 
@@ -23,11 +24,11 @@ class BatchReader:
     async def answer(self, request: Request, answer: Answer) -> None:
         """Errors of an item go into its frames; ConfigError, ObjectNotFound, AccessDenied are the batch's."""
         wanted = _decoder.decode(request.body)
-        if not request.principal.may_read(wanted.bucket):
-            raise AccessDenied(f"this token may not read the bucket {wanted.bucket!r}")
+        check_may_read(request.principal, wanted.bucket, wanted.keys)
         count = _checked_count(wanted)
         bucket = self._engine.bucket(wanted.bucket)
-        descriptors = wanted.descriptors if request.is_near else None
+        may_have = request.is_near and may_have_descriptors(request.principal, wanted.bucket)
+        descriptors = wanted.descriptors if may_have else None
         hit = answer.batch(wanted, self._engine.metadata.rule(bucket), descriptors)
         if hit is not None:
             bucket.hits += count

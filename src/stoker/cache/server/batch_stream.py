@@ -18,7 +18,6 @@ from stoker.cache.server.fetches import Ticket
 from stoker.cache.server.port import Answer
 from stoker.cache.store.known import Known
 from stoker.errors import ConfigError, ObjectChanged, StokerError
-from stoker.wire.cache_api import ErrorBody, code_of
 from stoker.wire.cache_batch import (
     FRAME,
     FRAME_DATA,
@@ -31,6 +30,7 @@ from stoker.wire.cache_batch import (
     DescriptorsWanted,
     ReadRequest,
 )
+from stoker.wire.cache_errors import ErrorBody, code_of
 from stoker.wire.http import check_key
 
 _WINDOW_ITEMS = 128

@@ -27,6 +27,11 @@ class BodyParts:
         self._is_over = False
         self._waiting: asyncio.Future[None] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it has come."""
+        return self._is_over
+
     def take(self, part: bytes, is_last: bool) -> None:
         """What the front has."""
         self._parts.append(part)

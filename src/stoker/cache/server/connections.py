@@ -7,17 +7,23 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from stoker._native import Front, Piece
-from stoker.cache.auth.tokens import TokenAuth
+from stoker.cache.auth.access import Access
+from stoker.cache.auth.principals import Principal
 from stoker.cache.server.body import BodyParts
 from stoker.cache.server.landing import Landing
 from stoker.cache.server.port import Answer, BatchHit, Request
+from stoker.cache.server.watch import Watch
 from stoker.cache.store.containers import ContainerFiles
 from stoker.wire.cache_batch import DESCRIPTOR, FRAME, INSTANCE_BYTES, DescriptorsWanted, ReadRequest
 from stoker.wire.http import response_head
 
+WHOLE_BYTES = 256 * 1024
+"""An answer of the back's own that is shorter goes out as one, with its head: each part would wake the front."""
 LOW_WATER_BYTES = 1024 * 1024
 """Who has more unsent waits until it is half of that: else each block that follows would wait anew."""
 _TAKEN_AT_ONCE = 256
+_WITHOUT_LENGTH = (204, 304)
+"""There is no body; a length would be that of the object that a 304 does not send."""
 _DESCRIPTOR_FRAME_BYTES = FRAME.size + INSTANCE_BYTES + DESCRIPTOR.size
 
 
@@ -25,28 +31,55 @@ class FrontAnswer:
     """Writes one response of the back to its connection. What is said to one that is gone is lost, and the task is
     cancelled."""
 
-    def __init__(self, connections: Connections, connection: int, is_head: bool) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        connection: int,
+        is_head: bool,
+        begin: Callable[[int], Iterable[tuple[str, str]]],
+        body: BodyParts | None = None,
+    ) -> None:
         self._connections = connections
         self._front = connections.front
         self._connection = connection
         self._is_head = is_head
+        self._body = body
+        self._begin = begin
         self._is_chunked = False
         self._unsent_bytes = 0
+        self._held = b""
+        """Of the beginning of a short answer, until it is whole."""
         self.has_started = False
         self.is_finished = False
+
+    def charge(self, principal: Principal) -> None:
+        self._front.charge(self._connection, principal.name)
 
     def start(self, status: int, headers: Iterable[tuple[str, str]], length_bytes: int | None) -> None:
         self.has_started = True
         self._is_chunked = length_bytes is None
-        framing = (
-            ("Transfer-Encoding", "chunked")
-            if length_bytes is None
-            else ("Content-Length", str(length_bytes))
-        )
-        self._front.say(self._connection, response_head(status, (framing, *headers)))
+        framing: list[tuple[str, str]] = []
+        if length_bytes is None:
+            framing.append(("Transfer-Encoding", "chunked"))
+        elif status not in _WITHOUT_LENGTH:
+            framing.append(("Content-Length", str(length_bytes)))
+        if self._body is not None and not self._body.is_over:
+            # The next request could not be told from the rest of the body: the front ends the connection.
+            framing.append(("Connection", "close"))
+        self._held = response_head(status, (*framing, *headers, *self._begin(status)))
+        if length_bytes is None or length_bytes > WHOLE_BYTES:
+            self._say_held()
+
+    def _say_held(self) -> None:
+        held, self._held = self._held, b""
+        if held:
+            self._front.say(self._connection, held)
 
     def data(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_head or not data:
+            return
+        if self._held:
+            self._held = b"".join((self._held, data))
             return
         self._unsent_bytes += len(data)
         before, after = self._around(len(data))
@@ -55,6 +88,7 @@ class FrontAnswer:
     def piece(self, piece: Piece, start: int, stop: int, before: bytes = b"") -> bool:
         if self._is_head or start == stop:
             return True
+        self._say_held()
         size_bytes = stop - start
         before, after = self._around(size_bytes, before)
         files = self._connections.files.sending
@@ -69,6 +103,7 @@ class FrontAnswer:
     def landing(self, landing: Landing, start: int, stop: int, before: bytes = b"") -> None:
         if self._is_head or start == stop:
             return
+        self._say_held()
         size_bytes = stop - start
         before, after = self._around(size_bytes, before)
         if before:
@@ -88,9 +123,11 @@ class FrontAnswer:
         if said is None:
             return None
         self.has_started = self.is_finished = True
+        self._begin(200)
         return BatchHit(*said)
 
     def pass_descriptor(self, piece: Piece) -> bool:
+        self._say_held()
         before, after = self._around(_DESCRIPTOR_FRAME_BYTES)
         return self._front.pass_descriptor(self._connection, piece.bucket, piece.container, before, after)
 
@@ -99,6 +136,7 @@ class FrontAnswer:
         return self._front.instance
 
     async def drain(self) -> None:
+        self._say_held()
         if self._unsent_bytes > LOW_WATER_BYTES:
             await self._connections.drained(self._connection, LOW_WATER_BYTES // 2)
             self._unsent_bytes = LOW_WATER_BYTES // 2
@@ -107,9 +145,12 @@ class FrontAnswer:
         if self.is_finished:
             return
         self.is_finished = True
-        if self._is_chunked and not self._is_head:
-            self._front.say(self._connection, b"0\r\n\r\n")
-        self._front.finish(self._connection)
+        last = b"0\r\n\r\n" if self._is_chunked and not self._is_head else self._held
+        self._held = b""
+        if last:
+            self._front.say(self._connection, last, is_last=True)
+        else:
+            self._front.finish(self._connection)
 
     def _around(self, size_bytes: int, before: bytes = b"") -> tuple[bytes, bytes]:
         """What goes out before and after so many bytes that follow `before`: they are one chunk with it."""
@@ -125,15 +166,17 @@ class Connections:
         self,
         front: Front,
         files: ContainerFiles,
-        auth: TokenAuth,
+        access: Access,
         answer: Callable[[Request, Answer], Awaitable[None]],
         on_broken: Callable[[int], Awaitable[None]],
+        watch: Watch,
     ) -> None:
         self.front = front
         self.files = files
-        self._auth = auth
+        self._access = access
         self._answer = answer
         self._on_broken = on_broken
+        self._watch = watch
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._bodies: dict[int, BodyParts] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -166,14 +209,14 @@ class Connections:
     def _take(self) -> None:
         for kind, connection, asked, part in self.front.take(_TAKEN_AT_ONCE):
             if asked is not None:
-                method, target, headers, body, token, is_near, body_bytes = asked
+                method, target, headers, body, token, is_near, body_bytes, certificate, peer = asked
                 parts = None
                 if body_bytes:
                     size_bytes = None if body_bytes < 0 else body_bytes
                     parts = BodyParts(size_bytes, partial(self.front.more, connection))
                     self._bodies[connection] = parts
-                principal = self._auth.principal(token)
-                request = Request(method, target, headers, body, principal, is_near, parts)
+                principal = self._access.principal(token)
+                request = Request(method, target, headers, body, principal, is_near, parts, certificate, peer)
                 task = asyncio.get_running_loop().create_task(self._run(connection, request))
                 self._tasks[connection] = task
             elif part is not None:
@@ -197,9 +240,12 @@ class Connections:
         task.add_done_callback(lambda _: self._doubted.pop(container, None))
 
     async def _run(self, connection: int, request: Request) -> None:
-        answer = FrontAnswer(self, connection, request.method == "HEAD")
         try:
-            await self._answer(request, answer)
+            with self._watch.watching(request) as inquiry:
+                begin = partial(self._watch.begin_answer, inquiry)
+                await self._answer(
+                    request, FrontAnswer(self, connection, request.method == "HEAD", begin, request.parts)
+                )
         except ConnectionError:
             # Half an answer is out and the rest cannot be had: the reader must see a broken connection.
             self.front.drop(connection)

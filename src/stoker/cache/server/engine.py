@@ -12,14 +12,13 @@ from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.ahead import Limits
 from stoker.cache.layout import block_bounds
-from stoker.cache.limits import OriginLimits
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.guarded import GuardedOrigin
-from stoker.cache.origin.guarded_writes import GuardedWritableOrigin
 from stoker.cache.origin.open import open_writable_origin
 from stoker.cache.origin.port import Origin
 from stoker.cache.origin.writing_port import WritableOrigin
 from stoker.cache.server.beginnings import Beginnings
+from stoker.cache.server.bucket_origins import BucketOrigins
 from stoker.cache.server.buckets import Bucket, is_known, mark_of
 from stoker.cache.server.budget import Budget
 from stoker.cache.server.fetches import Fetches, Ticket
@@ -47,6 +46,8 @@ UNSTORED_BYTES_MAX = 512 * 1024 * 1024
 ROOM_PARTS_AHEAD = 8
 """What is read ahead of one place takes no more than such a part of the room."""
 SETTLE_S = 1.0
+REMOVED = "removed"
+CLOSE_S = 60.0
 
 
 class Engine:
@@ -62,14 +63,15 @@ class Engine:
         open_writable: Callable[[str], WritableOrigin] = open_writable_origin,
     ) -> None:
         self.buckets: dict[str, Bucket] = {}
+        self.reserved: set[str] = set()
+        """Names that no bucket of objects may have: there are such buckets of blobs."""
         self.store = store
         self.fleet = fleet
         self.block_size_bytes = store.holdings.block_size_bytes
         self._by_number: dict[int, Bucket] = {}
         self._clock = clock
         self._rng = rng
-        self._open_origin = open_origin
-        self._open_writable = open_writable
+        self._origins = BucketOrigins(open_origin, open_writable, clock)
         self._fetches: Fetches[Wanted] = Fetches(self._fetch, self._keep)
         self._loading: set[Wanted] = set()
         self._foreseen: set[Wanted] = set()
@@ -87,7 +89,7 @@ class Engine:
             clock,
         )
         self._closing: set[asyncio.Task[None]] = set()
-        """Origins of buckets that could not be added."""
+        """Origins of buckets that could not be added, or were removed."""
         self._unstored_bytes = 0
         # One for each time that a request may have been handed on: what waits for another server must not keep that
         # server's own requests waiting, or both wait for ever.
@@ -97,27 +99,28 @@ class Engine:
         """Add a bucket; False if the very same is there. Raises ConfigError if another of that name is."""
         if is_known(self.buckets, name, spec):
             return False
-        limits = OriginLimits(
-            bytes_per_s=spec.origin_bytes_per_s,
-            requests_per_s=spec.origin_requests_per_s,
-            hedges=spec.hedges,
-        )
-        rng = self._rng.fork(len(self.buckets))
-        origin: GuardedOrigin
-        if spec.writable:
-            writable = self._open_writable(spec.origin_url)
-            origin = GuardedWritableOrigin(writable, limits, self._clock, rng)
-        else:
-            origin = GuardedOrigin(self._open_origin(spec.origin_url), limits, self._clock, rng)
+        if name in self.reserved:
+            raise ConfigError(f"there is a bucket {name!r} for blobs already")
+        origin, nearer = self._origins.open(spec, self._rng.fork(len(self.buckets)))
         try:
             number = self._open_bucket(name, spec, origin.url, ())
         except BaseException:
             self._close_soon(origin)
             raise
-        bucket = Bucket(name, number, spec, origin, mark=mark_of(spec, origin.url))
+        bucket = Bucket(name, number, spec, origin, mark=mark_of(spec, origin.url), nearer=nearer)
         self.fleet.peers.marks.of[name] = bucket.mark
         self.buckets[name] = self._by_number[number] = bucket
         return True
+
+    def remove_bucket(self, bucket: Bucket) -> None:
+        """Have it no more; what is held of it is given up. Raises EnvironmentProblem."""
+        # A name that comes again finds nothing that was known under it.
+        self.store.open_bucket(bucket.name, REMOVED)
+        del self.buckets[bucket.name]
+        self.fleet.peers.marks.of.pop(bucket.name, None)
+        self.metadata.removed(bucket)
+        # Who reads from it now may come to an end.
+        asyncio.get_running_loop().call_later(CLOSE_S, self._close_soon, bucket.origin)
 
     def _close_soon(self, origin: GuardedOrigin) -> None:
         closing = asyncio.get_running_loop().create_task(origin.close())
@@ -144,6 +147,7 @@ class Engine:
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        self.store.room.set_tenant(name, spec.tenant)
         return kept.number
 
     def bucket(self, name: str) -> Bucket:

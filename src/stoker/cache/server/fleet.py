@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from stoker.cache.server.dues import Dues
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.vetting import Vetting
 from stoker.errors import CacheUnavailable, StokerError
-from stoker.wire.cache_api import HOPS_MAX, BucketSpec, FleetMember, FleetStatus
+from stoker.wire.cache_api import HOPS_MAX, FleetMember, FleetStatus
 
 log = logging.getLogger("stoker.cache")
 T = TypeVar("T")
@@ -48,13 +48,15 @@ class Fleet:
         self.me = me = replace(me, instance=self.vetting.instance)
         self.dues = Dues(peers, self.lost)
         self.changed_at = -1e9
+        self.lag_s = 0.0 if membership is None else membership.lag_s
         self._attending = (
             None if membership is None else Attending(me, membership, self.vetting, clock, rng.fork(2))
         )
-        self._peers = peers
+        self.peers = peers
         self._clock = clock
         self._rng = rng
         self._urls: dict[str, str] = {}
+        self._refreshed: set[str] = set()
         self._members: tuple[FleetMember, ...] = (me,)
         self._joining: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -69,20 +71,26 @@ class Fleet:
         return self._attending is None
 
     @property
+    def has_joined(self) -> bool:
+        """Whether it is in its fleet, and knows who else is."""
+        return self._watching is not None
+
+    @property
+    def confirmed_until(self) -> float:
+        """Until then, by `BootClock`, the fleet is sure to be as `view` has it; see `Membership`."""
+        return 0.0 if self._watching is None or self._attending is None else self._attending.confirmed_until
+
+    @property
     def is_alone(self) -> bool:
         """Whether there is nobody else."""
         return len(self._members) < 2
-
-    @property
-    def peers(self) -> Peers:
-        return self._peers
 
     @property
     def notes(self) -> list[str]:
         """What operators should know."""
         if self._attending is None:
             return []
-        problem, notes = self._attending.problem, [*self._attending.notes, *self._peers.marks.notes]
+        problem, notes = self._attending.problem, [*self._attending.notes, *self.peers.marks.notes]
         if self._watching is None:
             why = problem or "there is no answer yet"
             return [f"this server is not in its fleet yet, goes on trying, and serves alone: {why}", *notes]
@@ -120,11 +128,9 @@ class Fleet:
             await self._attending.leave()
 
     async def close(self) -> None:
-        await self._peers.close()
+        await self.peers.close()
 
-    def status(
-        self, *, is_trusting: bool = True, added: Mapping[str, BucketSpec] | None = None
-    ) -> FleetStatus:
+    def status(self, *, is_trusting: bool = True) -> FleetStatus:
         """The fleet as this server sees it, for one who may do everything or may not."""
         return FleetStatus(
             name=self.me.name,
@@ -134,7 +140,6 @@ class Fleet:
             troubles=self.vetting.troubles(),
             instance=self.vetting.instance,
             is_trusting=is_trusting,
-            added=dict(added or {}),
         )
 
     def route(self, name: str, max_replicas: int, hops: int) -> Route:
@@ -198,25 +203,33 @@ class Fleet:
     async def refresh_all(self, bucket: str, prefix: str) -> list[str]:
         """Have every other member drop what it knows under a prefix; the names of those that could not be told, and
         will be as soon as they can be."""
+        self._refreshed.add(bucket)
         names = ({member.name for member in self._members} | self.dues.gone) - {self.me.name}
         number = self.dues.owe(names, bucket, prefix)
-        await self._pay(names)
+        known = [name for name in names if name in self._urls]
+        await asyncio.gather(*(self.dues.pay(name, self._urls[name]) for name in known))
         return self.dues.missed(bucket, prefix, number)
-
-    async def _pay(self, names: Iterable[str]) -> None:
-        await asyncio.gather(*(self.dues.pay(name, self._urls[name]) for name in names if name in self._urls))
 
     def _take(self, members: list[FleetMember]) -> None:
         self._members = tuple(sorted(members, key=lambda member: member.name))
         before, self._urls = self._urls, {member.name: member.url for member in members}
         self.dues.keep(self._urls, before)
-        self._peers.keep(self._urls.values())
+        self.peers.keep(self._urls.values())
         self.vetting.keep(self._urls)
+        self._tell_new(self._urls.keys() - before.keys() - {self.me.name})
         if self.view.set_members(Member(m.name, m.weight, m.zone) for m in members):
             self.changed_at = self._clock.now()
             names = ", ".join(m.name for m in self._members)
             log.info("the fleet: %s", names)
             self.on_change()
+
+    def _tell_new(self, names: Iterable[str]) -> None:
+        """Who comes may have asked before a write and be known here only after it, so that it was not told: it is to
+        ask again."""
+        for bucket in self._refreshed:
+            self.dues.owe(names, bucket, "")
+        for name in names if self._refreshed else ():
+            self.dues.begin(name, self._urls[name])
 
     async def _probe(self) -> None:
         """Ask those who could not be reached whether they are back, so that no reader has to find out."""

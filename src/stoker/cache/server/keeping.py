@@ -7,9 +7,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
-from stoker.cache.layout import block_count
+from stoker.cache.layout import block_bounds, block_count
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
@@ -17,16 +18,31 @@ from stoker.cache.server.peers import Block
 from stoker.cache.server.written import read_file, write_file
 from stoker.cache.store.known import Known
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem, StokerError
-from stoker.wire.cache_api import FAILED, HELD, LOADED, PASSED, Evicted, HeldAnswer, LoadItem, Pins
+from stoker.wire.cache_api import (
+    BEGUN,
+    FAILED,
+    HELD,
+    LOADED,
+    PASSED,
+    Evicted,
+    HeldAnswer,
+    HeldObject,
+    LoadItem,
+    Pins,
+)
 
 log = logging.getLogger("stoker.cache")
 PINS_FILE = "pins.json"
 LOADS_MAX = 32
+BEGUN_MAX = 256
 LOAD_AGE_S_MAX = 7 * 86400
 """What a load has brought before that may leave for the rest of it."""
 _BLOCKS_PER_TURN = 256
 """So many blocks are placed before others have their turn."""
 _BLOCKS_AT_ONCE = 64
+
+
+_Load = tuple[str, tuple[str, ...], int]
 
 
 class Keeping:
@@ -36,6 +52,7 @@ class Keeping:
         self._engine = engine
         self._path = folder / PINS_FILE
         self._turns = asyncio.Semaphore(LOADS_MAX)
+        self._begun: dict[_Load, asyncio.Task[list[LoadItem]]] = {}
 
     def restore(self) -> None:
         """Pin what was pinned. What cannot be read pins nothing, and is said."""
@@ -115,6 +132,45 @@ class Keeping:
             _item(key, known, [(held[one], loaded.get(one)) for one in wanted[key]])
             for key, known in zip(keys, located, strict=True)
         ]
+
+    def begin_load(self, bucket: Bucket, keys: Sequence[str], replicas: int) -> list[LoadItem]:
+        """The same for nobody who waits; not, where too many are under way already, and the same one only once."""
+        what = bucket.name, tuple(keys), replicas
+        if what not in self._begun:
+            if len(self._begun) >= BEGUN_MAX:
+                return [LoadItem(key, PASSED, 0, "too much is being loaded already") for key in keys]
+            task = asyncio.get_running_loop().create_task(self.load(bucket, keys, replicas))
+            self._begun[what] = task
+            task.add_done_callback(partial(self._end_load, what))
+        return [LoadItem(key, BEGUN) for key in keys]
+
+    def _end_load(self, what: _Load, task: asyncio.Task[list[LoadItem]]) -> None:
+        del self._begun[what]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("a load that nobody waits for has failed: %s", error)
+
+    async def stop(self) -> None:
+        """Give up what is being loaded and nobody waits for."""
+        loads = list(self._begun.values())
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+
+    async def held(self, bucket: Bucket, key: str, hops: int) -> HeldObject:
+        """How much of an object is held where it belongs in the fleet. Raises what `locate` does."""
+        known = await self._engine.locate(bucket, key, hops)
+        where: dict[str, list[Block]] = defaultdict(list)
+        count = block_count(known.size_bytes, self._engine.block_size_bytes)
+        for index in range(count):
+            for server in self._keepers(bucket, known, index, 0):
+                where[server].append((known.key, known.version, index))
+            if index % _BLOCKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        said = await self._ask_all(bucket, where, None)
+        there = {index for (_, (_, _, index)), is_held in said.items() if is_held is True}
+        size = self._engine.block_size_bytes
+        bounds = (block_bounds(known.size_bytes, size, index) for index in there)
+        return HeldObject(known.version, known.size_bytes, sum(stop - start for start, stop in bounds))
 
     async def fetch(self, bucket: Bucket, blocks: Sequence[Block], age_s: int = 0) -> HeldAnswer:
         """Hold these blocks here, for a load that is so old; which of them are, and why others could not be fetched."""

@@ -6,12 +6,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from stoker.base.clock import Clock
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.port import Part
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
+from stoker.cache.server.inquiry import part_of_request
 from stoker.cache.server.lists import Lists
 from stoker.cache.server.questions import Questions
 from stoker.cache.store.attributes import attributes_of, checked
@@ -41,6 +44,7 @@ class _Listed(NamedTuple):
     prefix: str
     after: str | None
     limit: int
+    delimiter: str
     hops: int
     refreshes: int
 
@@ -89,6 +93,7 @@ class Metadata:
     def confirm_all(self) -> None:
         """Have what is known confirmed before it is believed again: this server may not have been told to forget it."""
         self._not_before_s = self._store.now_s() + 1
+        self._lists = Lists()
 
     def fresh(self, bucket: Bucket, key: str) -> Known | None:
         """What is known of a key, if nobody need be asked."""
@@ -156,36 +161,56 @@ class Metadata:
         )
 
     async def page(
-        self, bucket: Bucket, prefix: str, after: str | None, limit: int, hops: int = 0
+        self,
+        bucket: Bucket,
+        prefix: str,
+        after: str | None,
+        limit: int,
+        hops: int = 0,
+        *,
+        delimiter: str = "",
     ) -> ObjectPage:
-        """A page of a list: of objects under `prefix` that come after `after`. Raises OriginError."""
-        known = self._lists.get(bucket.name, prefix, after, limit, bucket.spec.ttl_s, self._clock.now())
+        """A page of a list: of objects under `prefix` that come after `after`. With a delimiter, of what is right below
+        the prefix; if nobody lists so it says nothing of folders, and is of no use. Raises OriginError."""
+        which, now = (prefix, after, limit), self._clock.now()
+        known = self._lists.get(bucket.name, *which, bucket.spec.ttl_s, now, delimiter=delimiter)
         if known is not None:
-            return known[0]
+            return _aged(*known)
         hops = self._fleet.hops(block_owner_name(bucket.name, prefix, 0), 1, hops)
-        return await self._pages.get(_Listed(bucket.name, prefix, after, limit, hops, bucket.refreshes))
+        return await self._pages.get(_Listed(bucket.name, *which, delimiter, hops, bucket.refreshes))
+
+    def page_said(self, bucket: Bucket, prefix: str, after: str | None, limit: int) -> bytes | None:
+        """What stands for the page that `page` would answer with, without asking anybody: see `Lists.said`."""
+        return self._lists.said(bucket.name, prefix, after, limit, bucket.spec.ttl_s, self._clock.now())
 
     async def _page(self, asked: _Listed) -> ObjectPage:
-        bucket, ttl_s = self._buckets[asked.bucket], self._buckets[asked.bucket].spec.ttl_s
+        bucket = self._bucket(asked.bucket)
+        ttl_s, delimiter = bucket.spec.ttl_s, asked.delimiter
         which = asked.prefix, asked.after, asked.limit
+        asked_at = self._clock.now()
         page = await self._fleet.ask(
             block_owner_name(bucket.name, asked.prefix, 0),
             1,
             asked.hops,
-            lambda url: self._fleet.peers.list_page(url, bucket.name, *which, asked.hops + 1),
+            lambda url: self._fleet.peers.list_page(url, bucket.name, *which, asked.hops + 1, delimiter),
         )
+        is_useful = page is None or not delimiter or page.folders is not None
         if page is not None:
+            # The owner may not have heard of a refresh yet that this server has: by its age it is too old then.
+            if is_useful and page.age_s < ttl_s and asked.refreshes == bucket.refreshes:
+                self._lists.put(bucket.name, *which, page, asked_at - page.age_s, delimiter=delimiter)
             return page
         try:
-            page = await self._origins_page(bucket, *which)
+            page = await self._origins_page(bucket, *which, delimiter)
         except OriginError:
             stale_s = ttl_s + bucket.spec.stale_if_error_s
-            known = self._lists.get(bucket.name, *which, stale_s, self._clock.now())
+            known = self._lists.get(bucket.name, *which, stale_s, self._clock.now(), delimiter=delimiter)
             if known is None:
                 raise
-            return known[0]
-        if ttl_s > 0 and asked.refreshes == bucket.refreshes:
-            self._lists.put(bucket.name, *which, page, self._clock.now())
+            return _aged(*known)
+        is_useful = not delimiter or page.folders is not None
+        if is_useful and ttl_s > 0 and asked.refreshes == bucket.refreshes:
+            self._lists.put(bucket.name, *which, page, asked_at, delimiter=delimiter)
         return page
 
     async def refresh(self, bucket: Bucket, prefix: str) -> int:
@@ -194,10 +219,9 @@ class Metadata:
         prefix = prefix.removesuffix(ONLY)
         bucket.refreshes += 1
         bucket.refreshed.append((prefix, self._store.now_s()))
-        self._lists.refresh(bucket.name, prefix)
+        self._lists.refresh(bucket.name, prefix, self._clock.now(), is_key=only)
         if only:
-            self._store.forget(bucket.number, prefix)
-            return 1
+            return int(self._store.forget(bucket.number, prefix))
         return await self._store.refresh(bucket.number, prefix)
 
     async def wrote(self, bucket: Bucket, key: str, info: ObjectInfo | None) -> Known | None:
@@ -208,6 +232,17 @@ class Metadata:
         known = None if info is None else self._learn(bucket, number, info, bucket.refreshes)
         await self._fleet.refresh_all(bucket.name, key + ONLY)
         return known
+
+    def removed(self, bucket: Bucket) -> None:
+        """There is no such bucket any more."""
+        bucket.refreshes += 1
+        self._lists.refresh(bucket.name, "", self._clock.now())
+
+    def _bucket(self, name: str) -> Bucket:
+        found = self._buckets.get(name)
+        if found is None:
+            raise ObjectNotFound(f"the bucket {name!r} was removed meanwhile")
+        return found
 
     def forget(self, known: Known) -> None:
         """That version is not there any more, unless another is known already."""
@@ -224,7 +259,7 @@ class Metadata:
         return known.checked_s != 0 and known.checked_s <= now_s and now_s + 1 - known.checked_s <= age_s
 
     async def _stat(self, asked: _Stat) -> Known:
-        bucket = self._buckets[asked.bucket]
+        bucket = self._bucket(asked.bucket)
         name = bucket.number, asked.key
         number = self._questions.begin(name)
         try:
@@ -254,6 +289,10 @@ class Metadata:
             self._questions.end(name)
 
     async def _origin_says(self, asked: _Stat, bucket: Bucket, number: int) -> Known:
+        with part_of_request("origin question", bucket=asked.bucket, key=asked.key):
+            return await self._origin_tells(asked, bucket, number)
+
+    async def _origin_tells(self, asked: _Stat, bucket: Bucket, number: int) -> Known:
         if not asked.begins or not self._first.reserve(bucket, asked.key, asked.hops):
             return self._learn(bucket, number, await bucket.origin.stat(asked.key), asked.refreshes)
         try:
@@ -273,17 +312,27 @@ class Metadata:
         """None: this server is the owner, or the owner cannot be asked."""
         name = block_owner_name(asked.bucket, asked.key, 0)
         peers, hops = self._fleet.peers, asked.hops + 1
-        begins = asked.begins and self._first.is_wanted(self._buckets[asked.bucket], asked.key, asked.hops)
+        begins = asked.begins and self._first.is_wanted(self._bucket(asked.bucket), asked.key, asked.hops)
 
         async def ask(url: str) -> ObjectStat:
-            return await peers.stat(
-                url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing, begins=begins
-            )
+            with part_of_request("peer question", bucket=asked.bucket, key=asked.key):
+                return await peers.stat(
+                    url, asked.bucket, asked.key, hops, is_refreshing=is_refreshing, begins=begins
+                )
 
         return await self._fleet.ask(name, 1, asked.hops, ask)
 
-    async def _origins_page(self, bucket: Bucket, prefix: str, after: str | None, limit: int) -> ObjectPage:
+    async def _origins_page(
+        self, bucket: Bucket, prefix: str, after: str | None, limit: int, delimiter: str
+    ) -> ObjectPage:
         refreshes, number = bucket.refreshes, self._questions.number()
+        if delimiter:
+            entries = await bucket.origin.folder(prefix, after, limit) if delimiter == "/" else None
+            if entries is None:
+                return ObjectPage([])
+            for info in entries.objects:
+                self._learn(bucket, number, info, refreshes)
+            return ObjectPage(entries.objects, entries.after, 0.0, entries.folders)
         async with aclosing(bucket.origin.list(prefix, after, limit)) as pages:
             async for found in pages:
                 for info in found:
@@ -294,3 +343,7 @@ class Metadata:
 
 def _attributes(info: ObjectInfo, is_absent: bool) -> str:
     return "" if is_absent else attributes_of(info)
+
+
+def _aged(page: ObjectPage, age_s: float) -> ObjectPage:
+    return replace(page, age_s=age_s)

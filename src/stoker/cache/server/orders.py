@@ -144,6 +144,8 @@ class Orders:
         if reader is not None:
             reader.prefetched += 1
             reader.prefetched_bytes += size_bytes
+            reader.bucket.prefetched_reads += 1
+            reader.bucket.prefetched_bytes += size_bytes
 
     # -- announcements -------------------------------------------------------------------------------------------
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import TypeVar
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from stoker.cache.server.marks import Marks
+from stoker.cache.server.peer_links import SILENCE_S, PeerLinks
 from stoker.cache.summary import ENCODED_BYTES_MAX
 from stoker.errors import CacheUnavailable, ShortBody, StokerError, WireError
+from stoker.settings import ClientTlsFiles
 from stoker.wire.cache_api import (
     HOPS,
-    MSGPACK,
     BucketAdded,
+    BucketRemoved,
     BucketSpec,
     Evicted,
     FleetStatus,
@@ -27,23 +27,18 @@ from stoker.wire.cache_api import (
     ObjectStat,
     Pins,
     Refreshed,
-    failure_of,
     target_below,
 )
+from stoker.wire.cache_errors import failure_of
 from stoker.wire.cache_orders import Announced, Announcement, orders_target
-from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, etag_of, object_target, parse_response_head
+from stoker.wire.http import ResponseHead, etag_of, object_target
+from stoker.wire.tls import ClientTls
 
 T = TypeVar("T")
-CONNECT_S = 2.0
-SILENCE_S = 2.0
-"""After so long a peer is asked whether it lives; while it does, it is waited for: its origin may be slow."""
-PATIENCE_S = 120.0
-_IDLE_MAX = 16
 _REFRESHING = "Cache-Control: no-cache\r\n"
 _PART_BYTES = 256 * 1024
 
 Block = tuple[str, str, int]
-_Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class PeerRefused(CacheUnavailable):
@@ -54,13 +49,9 @@ class Peers:
     """Every method raises CacheUnavailable where the peer cannot be reached, falls silent, or refuses this server's
     token (PeerRefused), and what the peer says."""
 
-    def __init__(self, token: str | None, silence_s: float = SILENCE_S) -> None:
-        self._silence_s = silence_s
-        self._idle: dict[str, deque[_Link]] = defaultdict(deque)
+    def __init__(self, token: str | None, tls: ClientTls | None = None, silence_s: float = SILENCE_S) -> None:
+        self.links = PeerLinks(token, tls or ClientTls(ClientTlsFiles()), silence_s)
         self.marks = Marks()
-        self._headers = f"Accept: {MSGPACK}\r\n"
-        if token is not None:
-            self._headers += f"Authorization: Bearer {token}\r\n"
 
     async def stat(
         self, url: str, bucket: str, key: str, hops: int, *, is_refreshing: bool = False, begins: bool = False
@@ -79,10 +70,18 @@ class Peers:
         )
 
     async def list_page(
-        self, url: str, bucket: str, prefix: str, after: str | None, limit: int, hops: int
+        self,
+        url: str,
+        bucket: str,
+        prefix: str,
+        after: str | None,
+        limit: int,
+        hops: int,
+        delimiter: str = "",
     ) -> ObjectPage:
-        """A page of a list."""
+        """A page of a list; with a delimiter, if the peer knows that, of what is right below the prefix."""
         query = {"prefix": prefix, "limit": str(limit)} | ({} if after is None else {"after": after})
+        query |= {"delimiter": delimiter} if delimiter else {}
         target = f"/-/list/{quote(bucket, safe='')}?{urlencode(query)}"
         return await self._call(url, "GET", target, ObjectPage, hops=hops, bucket=bucket)
 
@@ -106,6 +105,11 @@ class Peers:
         """Have a peer add a bucket, or only say whether it would, and tell nobody."""
         target = f"/-/buckets/{quote(name, safe='')}{'?check=1' if is_check else ''}"
         return await self._call(url, "PUT", target, BucketAdded, msgspec.json.encode(spec), hops=1)
+
+    async def remove_bucket(self, url: str, name: str, at_ms: int) -> BucketRemoved:
+        """Tell a peer that an S3 client removed a bucket."""
+        target = f"/-/buckets/{quote(name, safe='')}?at_ms={at_ms}"
+        return await self._call(url, "DELETE", target, BucketRemoved, hops=1)
 
     async def evict(self, url: str, bucket: str, prefix: str) -> Evicted:
         """Have a peer give up what it holds under a prefix."""
@@ -131,13 +135,18 @@ class Peers:
 
     async def summary(self, url: str) -> bytes:
         """What a peer holds, encoded; see `cache/summary.py`."""
-        async with self._asked(url, "GET", "/-/summary", "", None) as (reader, head):
+        async with self.links.asked(url, "GET", "/-/summary", "", None) as (reader, head):
             if (head.content_length or 0) > ENCODED_BYTES_MAX:
                 raise WireError(f"{url} sends a summary of {head.content_length} bytes, which none has")
-            said = await self._body(url, reader, head)
+            said = await self.links.body(url, reader, head)
         if head.status >= 400:
             raise _failure(url, head, said)
         return said
+
+    async def ask_about_blobs(self, url: str, route: str, question: object, kind: type[T]) -> T:
+        """What servers ask each other about blobs: see `server/blobs/council.py`."""
+        body = msgspec.msgpack.encode(question)
+        return await self._call(url, "POST", f"/-/blobs/{route}", kind, body, hops=1)
 
     async def _about(
         self, route: str, url: str, bucket: str, blocks: Sequence[Block], age_s: int = 0
@@ -157,10 +166,10 @@ class Peers:
         """Bytes `[start, stop)` of that version, as they come."""
         headers = f"Range: bytes={start}-{stop - 1}\r\nIf-Match: {etag_of(version)}\r\n{HOPS}: {hops}\r\n"
         headers += self.marks.header(bucket)
-        async with self._asked(url, "GET", object_target(bucket, key), headers, None) as (reader, head):
+        async with self.links.asked(url, "GET", object_target(bucket, key), headers, None) as (reader, head):
             if head.status >= 400:
                 raise self.marks.refused(
-                    url, bucket, _failure(url, head, await self._body(url, reader, head))
+                    url, bucket, _failure(url, head, await self.links.body(url, reader, head))
                 )
             self.marks.agreed(url, bucket)
             left = head.content_length
@@ -168,14 +177,14 @@ class Peers:
                 raise WireError(f"{url} answered {head.status} with {left} bytes for {stop - start}")
             while left:
                 try:
-                    part = await self._patiently(url, reader.read(min(left, _PART_BYTES)))
+                    part = await self.links.patiently(url, reader.read(min(left, _PART_BYTES)))
                 except TimeoutError:
                     raise
                 except OSError:
                     part = b""
                 if not part:
                     # It may have broken off because its origin did: that is no reason to leave it out.
-                    if await self.is_alive(url):
+                    if await self.links.is_alive(url):
                         raise ShortBody(f"{url} broke off {left} bytes before the end")
                     raise ConnectionResetError("it closed the connection")
                 left -= len(part)
@@ -184,30 +193,19 @@ class Peers:
     async def fleet(self, url: str) -> FleetStatus:
         """Who a peer is, and how it sees the fleet; it must say so soon."""
         try:
-            async with asyncio.timeout(self._silence_s):
+            async with asyncio.timeout(self.links.silence_s):
                 return await self._call(url, "GET", "/-/fleet", FleetStatus, hops=1)
         except TimeoutError:
             raise CacheUnavailable(f"{url} is silent") from None
 
-    async def is_alive(self, url: str) -> bool:
-        """Whether a peer answers at all."""
-        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, ValueError, StokerError):
-            async with asyncio.timeout(self._silence_s):
-                reader, writer = await self._connect(url)
-                try:
-                    writer.write(f"GET /-/health HTTP/1.1\r\nHost: peer\r\n{self._headers}\r\n".encode())
-                    head = parse_response_head((await reader.readuntil(b"\r\n\r\n"))[:-4])
-                    return head.status == 200
-                finally:
-                    writer.close()
-        return False
+    def keep(self, urls: Iterable[str]) -> None:
+        """Close the kept connections to all others, and forget these."""
+        self.marks.keep(set(urls))
+        self.links.keep(urls)
 
     async def close(self) -> None:
         """Close all kept connections."""
-        for links in self._idle.values():
-            for _, writer in links:
-                writer.close()
-        self._idle.clear()
+        await self.links.close()
 
     async def _call(
         self,
@@ -225,8 +223,8 @@ class Peers:
         headers += self.marks.header(bucket)
         if hops:
             headers += f"{HOPS}: {hops}\r\n"
-        async with self._asked(url, method, target, headers, body) as (reader, head):
-            said = await self._body(url, reader, head)
+        async with self.links.asked(url, method, target, headers, body) as (reader, head):
+            said = await self.links.body(url, reader, head)
         if head.status >= 400:
             raise self.marks.refused(url, bucket, _failure(url, head, said))
         self.marks.agreed(url, bucket)
@@ -234,80 +232,6 @@ class Peers:
             return msgspec.msgpack.decode(said, type=kind)
         except ValueError as error:
             raise WireError(f"the answer of {url} is not understood: {error}") from error
-
-    @contextlib.asynccontextmanager
-    async def _asked(
-        self, url: str, method: str, target: str, headers: str, body: bytes | None
-    ) -> AsyncGenerator[tuple[asyncio.StreamReader, ResponseHead], None]:
-        """Send a request and read the head of its answer; the body is read inside. A kept connection that was closed
-        meanwhile is no failure."""
-        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
-        request = f"{method} {target} HTTP/1.1\r\nHost: peer\r\n{self._headers}{headers}{length}\r\n".encode()
-        request += body or b""
-        link: _Link | None = None
-        is_whole = False
-        try:
-            while True:
-                was_kept = bool(self._idle[url])
-                link = self._idle[url].pop() if was_kept else await self._connect(url)
-                try:
-                    link[1].write(request)
-                    head = await self._head(url, link[0])
-                    break
-                except TimeoutError:
-                    raise
-                except (OSError, EOFError, asyncio.IncompleteReadError):
-                    link[1].close()
-                    link = None
-                    if not was_kept:
-                        raise
-            yield link[0], head
-            is_whole = not head.closes
-        except TimeoutError:
-            raise CacheUnavailable(f"{url} is silent") from None
-        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:  # of a URL that cannot be
-            raise CacheUnavailable(f"{url} cannot be asked: {error or type(error).__name__}") from None
-        finally:
-            if link is not None:
-                if is_whole and len(self._idle[url]) < _IDLE_MAX:
-                    self._idle[url].append(link)
-                else:
-                    link[1].close()
-
-    def keep(self, urls: Iterable[str]) -> None:
-        """Close the kept connections to all others, and forget these."""
-        urls = set(urls)
-        self.marks.keep(urls)
-        for url in self._idle.keys() - urls:
-            for _, writer in self._idle.pop(url):
-                writer.close()
-
-    async def _connect(self, url: str) -> _Link:
-        parts = urlsplit(url)
-        async with asyncio.timeout(CONNECT_S):
-            return await asyncio.open_connection(parts.hostname, parts.port, limit=HEAD_BYTES_MAX)
-
-    async def _head(self, url: str, reader: asyncio.StreamReader) -> ResponseHead:
-        return parse_response_head((await self._patiently(url, reader.readuntil(b"\r\n\r\n")))[:-4])
-
-    async def _body(self, url: str, reader: asyncio.StreamReader, head: ResponseHead) -> bytes:
-        length = head.content_length
-        if length is None:
-            raise WireError("a peer answered in chunks")
-        return await self._patiently(url, reader.readexactly(length))
-
-    async def _patiently(self, url: str, reading: Coroutine[Any, Any, bytes]) -> bytes:
-        """Wait for a peer as long as it lives. Raises TimeoutError."""
-        task = asyncio.ensure_future(reading)
-        waited_s = 0.0
-        try:
-            while not (await asyncio.wait((task,), timeout=self._silence_s))[0]:
-                waited_s += self._silence_s
-                if waited_s >= PATIENCE_S or not await self.is_alive(url):
-                    raise TimeoutError
-            return task.result()
-        finally:
-            task.cancel()
 
 
 def _failure(url: str, head: ResponseHead, body: bytes) -> StokerError:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from stoker._native import Piece
-from stoker.cache.auth.tokens import Principal
+from stoker.cache.auth.principals import Principal
 from stoker.cache.server.body import BodyParts
 from stoker.cache.server.landing import Landing
-from stoker.wire.cache_api import HOPS, HOPS_MAX, ORIGIN
+from stoker.errors import ConfigError
+from stoker.wire.cache_api import HOPS, HOPS_MAX, ORIGIN, SITES, SITES_MAX
 from stoker.wire.cache_batch import DescriptorsWanted, ReadRequest
 
 
@@ -18,10 +19,22 @@ class Request:
     several times are separated by commas.
 
     `is_near`: it came by a Unix socket, by which descriptors can be passed. `parts`: a body that comes as it is asked
-    for, instead of in `body`. `principal` UNPROVEN: who asks is still to be found out.
+    for, instead of in `body`. `principal` UNPROVEN: who asks is still to be found out. `certificate`: the name in the
+    one that the peer has shown, which was verified; empty: none. `peer`: the address of who is connected; empty: by
+    a Unix socket.
     """
 
-    __slots__ = ("body", "headers", "is_near", "method", "parts", "principal", "target")
+    __slots__ = (
+        "body",
+        "certificate",
+        "headers",
+        "is_near",
+        "method",
+        "parts",
+        "peer",
+        "principal",
+        "target",
+    )
 
     def __init__(
         self,
@@ -32,6 +45,8 @@ class Request:
         principal: Principal,
         is_near: bool = False,
         parts: BodyParts | None = None,
+        certificate: str = "",
+        peer: str = "",
     ) -> None:
         self.method = method
         self.target = target
@@ -40,6 +55,8 @@ class Request:
         self.principal = principal
         self.is_near = is_near
         self.parts = parts
+        self.certificate = certificate
+        self.peer = peer
 
     def header(self, name: bytes) -> str | None:
         """A header's value; None if it was not sent."""
@@ -49,9 +66,18 @@ class Request:
 
 def hops_of(request: Request) -> int:
     """How often a request was handed on from server to server."""
-    said = request.header(HOPS.lower().encode()) or "0"
+    return _count_of(request, HOPS, HOPS_MAX)
+
+
+def sites_asked(request: Request) -> int:
+    """How many fleets were asked, one by the other, before this one."""
+    return _count_of(request, SITES, SITES_MAX)
+
+
+def _count_of(request: Request, name: str, most: int) -> int:
+    said = request.header(name.lower().encode()) or "0"
     is_number = len(said) < 4 and said.isascii() and said.isdigit()
-    return min(int(said), HOPS_MAX) if is_number else 0
+    return min(int(said), most) if is_number else 0
 
 
 def origin_of(request: Request) -> str | None:
@@ -62,6 +88,14 @@ def origin_of(request: Request) -> str | None:
 def is_refreshing(request: Request) -> bool:
     """Whether the reader wants to be sure that the origin was asked."""
     return "no-cache" in (request.header(b"cache-control") or "")
+
+
+class WrongMethod(ConfigError):
+    """A route is not asked so; `allowed` is what it may be asked with."""
+
+    def __init__(self, method: str, allowed: Sequence[str]) -> None:
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not possible here: use {' or '.join(allowed)}")
 
 
 class BatchHit(NamedTuple):
@@ -78,6 +112,10 @@ class Answer(Protocol):
     @property
     def has_started(self) -> bool:
         """Whether the head has gone out."""
+        ...
+
+    def charge(self, principal: Principal) -> None:
+        """It is found out who asks: what follows goes on that account."""
         ...
 
     def start(self, status: int, headers: Iterable[tuple[str, str]], length_bytes: int | None) -> None:

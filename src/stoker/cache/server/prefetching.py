@@ -70,6 +70,11 @@ class Prefetching:
         self._waking: asyncio.TimerHandle | None = None
         self._look_s = 0.0
 
+    @property
+    def fetching(self) -> int:
+        """How many reads are being fetched."""
+        return len(self._tasks)
+
     def wake_soon(self) -> None:
         """There is news. However often there is, looking at it takes no more than a part of the time."""
         if self._waking is None and not self._is_closed:

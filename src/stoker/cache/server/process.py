@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.cache.server.server import Listening, ServerSettings, serve
+from stoker.cache.server.serving import serve
+from stoker.cache.server.settings import Listening, ServerSettings
 from stoker.errors import StokerError
 from stoker.settings import environment
 from stoker.wire.cache_api import BucketSpec

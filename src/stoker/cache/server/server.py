@@ -1,116 +1,68 @@
-"""Assemble a server and run it until it is told to stop."""
+"""Assemble a server, start it and stop it."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import uvloop
 
 from stoker._native import Front, FrontSettings
 from stoker.base.clock import SystemClock
 from stoker.base.rng import Rng
-from stoker.cache.auth.tokens import TokenAuth, check_listen
+from stoker.cache.auth.access import check_listen
 from stoker.cache.fleet.open import open_membership
 from stoker.cache.fleet.static import StaticMembership, as_listed
-from stoker.cache.layout import DEFAULT_BLOCK_SIZE_BYTES
-from stoker.cache.origin.open import open_origin, open_writable_origin
+from stoker.cache.origin.open import make_place, open_origin, open_writable_origin
 from stoker.cache.server.added import AddedBuckets
-from stoker.cache.server.admin import Admin, FrontHits
+from stoker.cache.server.admin import Admin
+from stoker.cache.server.audit import Audit
 from stoker.cache.server.back import CacheBack
+from stoker.cache.server.begun import BegunUploads
+from stoker.cache.server.blobs.part import Blobs
 from stoker.cache.server.buckets import check_bucket
+from stoker.cache.server.certificate import Certificate
+from stoker.cache.server.cleaning import Cleaning
+from stoker.cache.server.client_address import ClientAddresses
 from stoker.cache.server.connections import Connections
+from stoker.cache.server.doorkeeper import Doorkeeper
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.fleet import Fleet
+from stoker.cache.server.front_fleet import FrontFleet
+from stoker.cache.server.front_hits import FrontHits
 from stoker.cache.server.keeping import Keeping
+from stoker.cache.server.links import Links
 from stoker.cache.server.listening import (
-    OWN_USER_MODE,
     connections_max,
     listen_tcp,
     listen_unix,
     passing_max,
-    raise_file_limit,
 )
+from stoker.cache.server.metrics import Metrics, ServerFigures
 from stoker.cache.server.objects import Objects
+from stoker.cache.server.observing import DRAINING, NOT_IN_FLEET, STARTING, Observed
 from stoker.cache.server.orders import Orders
 from stoker.cache.server.peers import Peers
 from stoker.cache.server.s3.face import S3Face, S3Settings
-from stoker.cache.server.summaries import EVERY_S, Summaries
+from stoker.cache.server.settings import Listening, ServerSettings
+from stoker.cache.server.statuses import Statuses
+from stoker.cache.server.summaries import Summaries
+from stoker.cache.server.tracing import OtelSpans
 from stoker.cache.server.trim import Trim
+from stoker.cache.server.watch import Watch
 from stoker.cache.store.store import Store
 from stoker.errors import ConfigError
-from stoker.wire.cache_api import BucketSpec, FleetMember, FleetStatus
+from stoker.wire.cache_api import FleetMember, FleetStatus, host_of_url
+from stoker.wire.tls import ClientTls
 
+log = logging.getLogger(__name__)
 _TICK_S = 0.25
 _DRAIN_S = 5.0
 _ANY_ADDRESS = frozenset(("0.0.0.0", "::", "[::]", ""))
 _THREADS = 32
 SERVER_VERSION = "0.1.0"
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """One cache server."""
-
-    folder: Path
-    """Where blocks and index live; one server at a time."""
-
-    capacity_bytes: int
-    """The hard limit for blocks on disk."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes a free one."""
-
-    unix_path: str | None = None
-    """A Unix socket to listen on as well."""
-
-    unix_mode: int = OWN_USER_MODE
-    egress_bytes_per_s: float = 0.0
-    """How much content may go out, to all readers together; 0: no limit."""
-    connection_bytes_per_s: float = 0.0
-    """How much content may go out on one connection; 0: no limit."""
-    """Who may connect to it: all whom its permissions let write. What they may read their tokens say."""
-
-    buckets: Mapping[str, BucketSpec] = field(default_factory=dict)
-    tokens: Sequence[str] = ()
-    keys: Sequence[str] = ()
-    """ACCESS:SECRET or ACCESS:SECRET:BUCKET,… for S3 clients."""
-    s3_domains: Sequence[str] = ()
-    """In lower case; S3 clients may name a bucket by their host, `BUCKET.DOMAIN`."""
-    block_size_bytes: int = DEFAULT_BLOCK_SIZE_BYTES
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Where origins look up AWS_* variables."""
-
-    fleet: str = ""
-    """Where the members of the fleet meet, see `open_membership`; empty: this server is alone."""
-
-    advertise: str = ""
-    """The URL at which the others reach this server; empty: where it listens."""
-
-    name: str = ""
-    """This server's own in its fleet, the same after a restart; empty: its URL."""
-
-    zone: str = ""
-    weight: int | None = None
-    """Its share of the fleet's blocks, beside the others'; None: 1, or what a fixed list of the members says."""
-
-    summary_every_s: float = EVERY_S
-    """How often it tells the others what it holds, for `replica-aware` buckets."""
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where a server listens, and what its operator should know."""
-
-    endpoint: str
-    unix_path: str | None
-    notes: list[str]
 
 
 class CacheServer:
@@ -121,32 +73,54 @@ class CacheServer:
         self._clock = SystemClock()
         self._rng = Rng(int(self._clock.wall() * 1e6))
         self._started_at = self._clock.now()
-        self._auth = TokenAuth(settings.tokens, settings.keys)
+        self._started_wall_s = self._clock.wall()
+        self._is_stopping = False
+        self._spans: OtelSpans | None = None
+        self._audit: Audit | None = None
+        self._doorkeeper = Doorkeeper(
+            settings.tokens, settings.keys, settings.access_path, self._clock, self._access_changed
+        )
+        self._access = self._doorkeeper.access
+        self._certificate = None if settings.tls is None else Certificate(settings.tls, self._clock)
         self._engine: Engine | None = None
         self._front: Front | None = None
+        self._front_fleet: FrontFleet | None = None
         self._connections: Connections | None = None
+        self._back: CacheBack | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._unix_path: Path | None = None
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
         self._trim: Trim | None = None
+        self._cleaning: Cleaning | None = None
         self._added: AddedBuckets | None = None
         self._keeping: Keeping | None = None
         self._summaries: Summaries | None = None
         self._orders: Orders | None = None
+        self._blobs: Blobs | None = None
 
     async def start(self) -> Listening:
         """It may be cancelled; `stop` clears up in any case."""
         settings = self._settings
-        check_listen(settings.host, self._auth)
+        check_listen(settings.host, self._access)
         for name, spec in settings.buckets.items():
             check_bucket(name, spec)
+        if settings.s3_buckets_at:
+            make_place(settings.s3_buckets_at)
+            await open_writable_origin(settings.s3_buckets_at, settings.environment).close()
         # Origins without an asynchronous interface wait in threads, one for each read.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "stoker-cache-io"))
         listeners = [listen_tcp(settings.host, settings.port)]
         host, port = listeners[0].getsockname()[:2]
-        endpoint = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._certificate is None else "https"
+        endpoint = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         try:
+            if settings.observe.audit_path is not None:
+                self._audit = Audit(settings.observe.audit_path)
+            if settings.observe.otlp_url:
+                self._spans = OtelSpans(
+                    settings.observe.otlp_url, settings.name or settings.advertise or endpoint, SERVER_VERSION
+                )
             if settings.unix_path is not None:
                 listeners.append(listen_unix(settings.unix_path, settings.unix_mode))
                 self._unix_path = Path(settings.unix_path)
@@ -168,6 +142,11 @@ class CacheServer:
         self._summaries.start()
         self._orders.start()
         await engine.fleet.start()
+        assert self._front is not None
+        assert self._blobs is not None
+        self._blobs.start(self._front)
+        if self._cleaning is not None:
+            self._cleaning.start()
         return Listening(endpoint, settings.unix_path, self._notes())
 
     async def failure(self) -> BaseException:
@@ -178,6 +157,7 @@ class CacheServer:
 
     async def stop(self) -> None:
         """Take no more connections, finish what was asked, make all durable."""
+        self._is_stopping = True
         if self._engine is not None:
             await self._engine.fleet.retire()
         if self._front is not None and self._connections is not None:
@@ -187,19 +167,24 @@ class CacheServer:
                 await asyncio.sleep(0.02)
             await self._connections.stop()
             self._front.stop()
+        if self._back is not None:
+            await self._back.stop()
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._trim is not None:
-            await self._trim.stop()
-        if self._summaries is not None:
-            await self._summaries.stop()
-        if self._orders is not None:
-            await self._orders.stop()
+        for part in (
+            self._front_fleet, self._trim, self._cleaning, self._keeping, self._summaries, self._orders, self._blobs,
+        ):  # fmt: skip
+            if part is not None:
+                await part.stop()
         if self._engine is not None:
             await self._engine.fleet.leave()
             await self._engine.close()
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
+        if self._audit is not None:
+            self._audit.close()
 
     async def _open_engine(self, endpoint: str) -> Engine:
         """The engine, with its buckets, within its limit."""
@@ -233,6 +218,7 @@ class CacheServer:
             )
             for name, spec in settings.buckets.items():
                 engine.add_bucket(name, spec)
+            self._blobs = Blobs(engine, settings.blob_buckets, self._clock, settings.folder)
             # What is kept by which rules must be known before anything leaves for a lower limit.
             self._added = AddedBuckets(engine, settings.folder, self._set_rules)
             self._added.restore()
@@ -254,12 +240,15 @@ class CacheServer:
                 "--advertise http://HOST:PORT"
             )
         weight = 1 if settings.weight is None else settings.weight
-        me = FleetMember(settings.name or url.removeprefix("http://"), url, weight, settings.zone)
+        me = FleetMember(settings.name or host_of_url(url), url, weight, settings.zone)
         membership = open_membership(settings.fleet, settings.environment) if settings.fleet else None
         listed = membership.listed(me.name) if isinstance(membership, StaticMembership) else None
         if listed is not None:
             me = as_listed(me, settings.weight, listed)
-        peers = Peers(self._auth.fleet_token())
+        tls = ClientTls(settings.client_tls)
+        if settings.client_tls.names:
+            tls.context()  # what is wrong is said at once
+        peers = Peers(self._access.fleet_token(), tls)
         rng = self._rng.fork(3)
         return Fleet(me, membership, peers, self._clock, rng, settings.block_size_bytes)
 
@@ -277,8 +266,11 @@ class CacheServer:
         limits.passing_max = passing_max()
         limits.egress_bytes_per_s = self._settings.egress_bytes_per_s
         limits.domains = list(self._settings.s3_domains)
+        limits.open_targets = self._settings.observe.open_targets
         limits.connection_bytes_per_s = self._settings.connection_bytes_per_s
         self._front = front = Front(engine.store.index, engine.store.files.sending, limits)
+        if self._certificate is not None:
+            front.set_tls(self._certificate.context)
         for listener in listeners:
             listener.setblocking(False)
             front.listen(listener.detach())
@@ -288,34 +280,70 @@ class CacheServer:
             await added.meet(member, said)
 
         engine.fleet.vetting.on_meeting = meet
+        tells_of_reads = self._settings.observe.tells_of_reads
+        told = self._front_fleet = FrontFleet(front, engine, self._clock, tells_of_reads=tells_of_reads)
         self._set_rules()
         hits = FrontHits(front.take_hits)
-        admin = Admin(
+        watch = Watch(
+            self._clock.now,
+            self._spans,
+            logs_access=self._settings.observe.access_log,
+            audit=None if self._audit is None else self._audit.take,
+            clients=ClientAddresses(self._settings.observe.trusted_proxies),
+        )
+        server = ServerFigures(SERVER_VERSION, self._started_wall_s, self._unready, self._requests)
+        metrics = Metrics(engine, front, hits, orders, watch, server, self._access.names)
+        observed = Observed(metrics, self._settings.observe, self._unready, self._notes)
+        assert self._blobs is not None
+        blobs = self._blobs
+        statuses = Statuses(
             engine,
+            blobs,
             hits,
-            keeping,
-            added,
-            summaries,
-            orders,
+            observed,
             SERVER_VERSION,
             lambda: self._clock.now() - self._started_at,
             self._notes,
         )
+        admin = Admin(engine, blobs, keeping, added, summaries, orders, observed, statuses)
         objects = Objects(engine)
-        settings = S3Settings(self._settings.s3_domains, engine.fleet.me.name)
-        back = CacheBack(engine, admin, objects, S3Face(engine, objects, self._auth, self._clock, settings))
+        settings = S3Settings(self._settings.s3_domains, engine.fleet.me.name, self._settings.s3_buckets_at)
+        begun = BegunUploads(self._settings.folder, self._clock, engine.store.notes)
+        face = S3Face(engine, objects, self._access, self._clock, settings, added, begun)
+        self._cleaning = Cleaning(engine, self._access, self._clock, begun)
+        links = Links(self._access, self._clock, self._settings.link_age_max_s)
+        self._back = back = CacheBack(engine, admin, objects, face, blobs.face, self._doorkeeper, links)
         self._connections = Connections(
-            front, engine.store.files, self._auth, back.answer, engine.store.doubt
+            front, engine.store.files, self._access, back.answer, engine.store.doubt, watch
         )
         front.set_now(engine.store.now_s())
         self._connections.start()
         front.start()
-        self._ticker = asyncio.get_running_loop().create_task(self._tick(front, engine))
+        self._ticker = asyncio.get_running_loop().create_task(self._tick(front, engine, told))
 
     def _notes(self) -> list[str]:
         if self._engine is None or self._added is None:
             return []
-        return [*self._engine.store.notes, *self._engine.fleet.notes, *self._added.notes]
+        problems = [
+            self._doorkeeper.problem,
+            None if self._audit is None else self._audit.problem,
+            None if self._certificate is None else self._certificate.problem,
+        ]
+        said = [problem for problem in problems if problem is not None]
+        return [*self._engine.store.notes, *self._engine.fleet.notes, *self._added.notes, *said]
+
+    def _unready(self) -> list[str]:
+        """Why requests are to go elsewhere, in words that tell nothing of this server."""
+        if self._engine is None or self._ticker is None:
+            return [STARTING]
+        fleet = self._engine.fleet
+        return [
+            *([DRAINING] if self._is_stopping else []),
+            *([NOT_IN_FLEET] if not fleet.is_single and not fleet.has_joined else []),
+        ]
+
+    def _requests(self) -> int:
+        return 0 if self._connections is None else len(self._connections)
 
     def _has_joined_late(self) -> None:
         if self._engine is not None:
@@ -326,53 +354,46 @@ class CacheServer:
         self._failure = error
         self._failed.set()
 
+    def _access_changed(self) -> None:
+        """Tell the front who else is known, or known no more: that is often, and of few among many."""
+        changes = self._access.take_changes()
+        if changes is None or self._front is None:
+            self._set_rules()
+        else:
+            self._front.change_tokens(
+                changes.added, changes.removed, self._access.tenants(), changes.certificates
+            )
+
     def _set_rules(self) -> None:
         """Tell the front who may read what, and for how long what is known of a bucket is good."""
-        if self._front is None or self._engine is None:
+        if self._front is None or self._engine is None or self._front_fleet is None:
             return
         rule = self._engine.metadata.rule
         buckets = {name: rule(bucket) for name, bucket in self._engine.buckets.items()}
-        self._front.set_rules(self._auth.rules(), buckets)
+        access = self._access
+        access.take_changes()  # they are among all
+        self._engine.store.room.set_tenant_quotas(access.quotas)
+        blobs = {} if self._blobs is None else self._blobs.rules()
+        self._front.set_rules(
+            access.rules(),
+            buckets,
+            access.tenants(),
+            access.is_open,
+            access.asks_back,
+            blobs,
+            access.certificates(),
+        )
+        self._front_fleet.tell()
 
-    async def _tick(self, front: Front, engine: Engine) -> None:
+    async def _tick(self, front: Front, engine: Engine, told: FrontFleet) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             front.set_now(engine.store.now_s())
-
-
-def serve(
-    settings: ServerSettings, announce: Callable[[Listening], None], until: Callable[[asyncio.Event], None]
-) -> None:
-    """Serve until SIGTERM, SIGINT, or until whatever `until` arranged sets the event, which may be while it starts.
-
-    Raises ConfigError and EnvironmentProblem.
-    """
-    raise_file_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, announce, until))
-
-
-async def _serve(
-    settings: ServerSettings, announce: Callable[[Listening], None], until: Callable[[asyncio.Event], None]
-) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    until(stopping)
-    server = CacheServer(settings)
-    stop = loop.create_task(stopping.wait())
-    start = loop.create_task(server.start())
-    failure = loop.create_task(server.failure())
-    try:
-        await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
-        if start.done():
-            announce(start.result())
-            await asyncio.wait((stop, failure), return_when=asyncio.FIRST_COMPLETED)
-            if failure.done():
-                raise failure.result()
-    finally:
-        for task in (start, stop, failure):
-            task.cancel()
-        await asyncio.gather(start, stop, failure, return_exceptions=True)
-        await server.stop()
+            try:
+                self._doorkeeper.look()
+                if self._certificate is not None and self._certificate.look():
+                    front.set_tls(self._certificate.context)
+                told.look()
+            except Exception:
+                # A defect here must not stop the front's clock, by which what it holds grows stale.
+                log.exception("looking at the fleet, or at the files of access and certificates, failed")

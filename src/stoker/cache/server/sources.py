@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
@@ -12,11 +13,13 @@ from stoker.cache.maglev import block_owner_name
 from stoker.cache.origin.port import Part
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
+from stoker.cache.server.inquiry import part_of_request
 from stoker.cache.server.landing import Landing
 from stoker.cache.store.known import Known
 from stoker.errors import CacheUnavailable, ShortBody, StokerError
 from stoker.wire.cache_api import HOPS_MAX
 
+log = logging.getLogger("stoker.cache")
 HANDOVER_S = 600.0
 """So long after the fleet has changed, who owned a block before is asked whether it holds it."""
 
@@ -73,9 +76,11 @@ class Sources:
         if parts is None:
             start, stop = block_bounds(wanted.size_bytes, self._block_size_bytes, wanted.block)
             parts = bucket.origin.stream(wanted.key, start + landing.filled, stop, wanted.version)
-        async with aclosing(parts):
-            async for part in parts:
-                landing.take(part)
+        log.debug("block %d of %s/%s comes from the origin", wanted.block, bucket.name, wanted.key)
+        with part_of_request("origin fetch", **_told_of(wanted, bucket)):
+            async with aclosing(parts):
+                async for part in parts:
+                    landing.take(part)
 
     async def _from_peers(self, wanted: Wanted, bucket: Bucket, landing: Landing) -> bool:
         """Whether a peer had it all. What one cannot give, the next goes on with, and then the origin."""
@@ -92,8 +97,10 @@ class Sources:
         start, stop = block_bounds(wanted.size_bytes, self._block_size_bytes, wanted.block)
         at = start + landing.filled
         parts = self._fleet.peers.stream(url, bucket.name, wanted.key, at, stop, wanted.version, hops)
+        log.debug("block %d of %s/%s comes from %s", wanted.block, bucket.name, wanted.key, peer)
         try:
-            await self._take(parts, bucket, landing)
+            with part_of_request("peer fetch", peer=peer, **_told_of(wanted, bucket)):
+                await self._take(parts, bucket, landing)
         except CacheUnavailable as error:
             self._fleet.lost(peer, error)
         except StokerError:
@@ -121,3 +128,8 @@ class Sources:
         except StokerError:
             return None
         return found if held[0] else None
+
+
+def _told_of(wanted: Wanted, bucket: Bucket) -> dict[str, str]:
+    """What traces tell of a fetch."""
+    return {"bucket": bucket.name, "key": wanted.key, "block": str(wanted.block)}

@@ -18,6 +18,7 @@ from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.peers import Block
+from stoker.cache.store.departures import COPIES
 from stoker.cache.store.known import is_held
 from stoker.errors import CacheUnavailable, StokerError
 
@@ -69,6 +70,9 @@ class Trim:
                         await self.trim(bucket)
                     except StokerError as error:
                         log.info("copies of %s cannot be counted now: %s", bucket.name, error)
+                    except Exception:
+                        # A defect here, or nonsense of another server, must not end it.
+                        log.exception("counting copies of %s failed", bucket.name)
 
     async def trim(self, bucket: Bucket) -> None:
         """Give up what others are to hold, and do."""
@@ -125,7 +129,7 @@ class Trim:
         for (key, version, index), is_elsewhere in zip(blocks, held, strict=True):
             piece = self._piece(bucket, key, version, index) if is_elsewhere else None
             if piece is not None:
-                store.clearing.lose(piece)
+                store.clearing.lose(piece, COPIES)
                 self.trimmed_blocks += 1
 
     def _piece(self, bucket: Bucket, key: str, version: str, index: int) -> Piece | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stoker._native import Piece
 from stoker.cache.room import Lot
+from stoker.cache.store.departures import AGE, Departures
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.large_files import LargeFiles
 from stoker.cache.store.lots import KeptBucket
@@ -27,11 +28,19 @@ class _Sifted(NamedTuple):
 class Aging:
     """Lives on the store's event loop. `lock`: held while something leaves."""
 
-    def __init__(self, held: Holdings, large: LargeFiles, rewriting: Rewriting, lock: asyncio.Lock) -> None:
+    def __init__(
+        self,
+        held: Holdings,
+        large: LargeFiles,
+        rewriting: Rewriting,
+        lock: asyncio.Lock,
+        departures: Departures,
+    ) -> None:
         self._held = held
         self._large = large
         self._rewriting = rewriting
         self._lock = lock
+        self._departures = departures
         self._look_from: dict[int, float] = {}
         self._wholly_pinned: dict[int, Sequence[Lot]] = {}
         """Segments in which all is pinned by the rules for these lots."""
@@ -69,6 +78,11 @@ class Aging:
             if sifted.is_whole:
                 self._wholly_pinned[number] = lots
             else:
+                whole = held.index.container(number)
+                if whole is not None:
+                    kept_bytes = sum(piece.size_bytes for piece in sifted.pinned)
+                    blocks, size_bytes = whole.pieces - len(sifted.pinned), whole.size_bytes - kept_bytes
+                    self._departures.add(AGE, bucket.number, blocks, size_bytes)
                 await self._rewriting.leave(number, sifted.pinned)
 
     def _sift(self, number: int) -> _Sifted:
@@ -91,4 +105,5 @@ class Aging:
             return
         lot = held.lot_of_piece(pieces[0])
         if lot in bucket.ordinary_lots:
+            self._departures.left(AGE, pieces, held.now_s())
             self._large.lose_file(number, lot)

@@ -14,17 +14,32 @@ _LINE = re.compile(
     ": [ -~]*"
 )
 """No peer can say anything else in the answers of another."""
-_TIMES = range(253402300800)
-"""Seconds since 1970, until the year 9999."""
+_TIMES = range(1, 253402300800)
+"""Seconds since 1970, until the year 9999; 0: nobody knows."""
 CONTENT_TYPE = "application/octet-stream"
 
 
 def attributes_of(info: ObjectInfo) -> str:
-    """The lines for an object, each with its end."""
+    """The lines for an object, each with its end; nothing, where the origin would tell more than it was asked. What
+    cannot be sent as it is, or is too much, is left out."""
+    if info.headers is None:
+        return ""
     modified_s = int(info.modified_s)
     lines = [f"Last-Modified: {format_http_date(modified_s)}"] if modified_s in _TIMES else []
     lines += [f"{name}: {value}" for name, value in info.headers]
-    return checked("".join(f"{line}\r\n" for line in lines))
+    kept, left_bytes = "", ATTRIBUTES_BYTES_MAX
+    for line in lines:
+        if _LINE.fullmatch(line) and len(line) + 2 <= left_bytes:
+            kept += f"{line}\r\n"
+            left_bytes -= len(line) + 2
+    return kept or f"content-type: {CONTENT_TYPE}\r\n"
+
+
+def told_anew(attributes: str, before: str) -> str:
+    """What is known of a version of which something else was known `before`. An origin that says nothing of content,
+    such as a folder, takes nothing back."""
+    is_of_content = any(not line.startswith("Last-Modified: ") for line in attributes.split("\r\n")[:-1])
+    return attributes if is_of_content or not before else before
 
 
 def checked(attributes: str) -> str:

@@ -29,6 +29,7 @@ from stoker.cache.evict import (
 from stoker.cache.room import Need
 from stoker.cache.segments import Piece as Sifted
 from stoker.cache.store.aging import Aging
+from stoker.cache.store.departures import FORESEEN, LIMIT, LOST, ROOM, Departures
 from stoker.cache.store.foreseen import ANY, Foreseen, Newcomer
 from stoker.cache.store.foreseen import Choice as Foreseeing
 from stoker.cache.store.holdings import Holdings
@@ -41,6 +42,8 @@ DRAWS_MAX = 8
 LOOK_SHARE = 0.01
 """The part of the time that may go into looking for such, where there is none."""
 LOOK_EVERY_S_MAX = 60.0
+BREAK_EVERY_S = 1.0
+"""So often a file is given up that others have open, where nothing else can be."""
 TRIES_MAX = 3
 """So many segments with copies are looked at for one from which no last copy need be lost."""
 
@@ -71,11 +74,13 @@ class Clearing:
         self._rng = rng
         self._lock = asyncio.Lock()
         self._look_from = 0.0
+        self._break_from = 0.0
         self._loads: list[tuple[str, int]] = []
         self.foreseen = Foreseen(held, large, rng)
         self._lot_files = LotFiles(held, large, rng)
         self._rewriting = Rewriting(held, self.foreseen)
-        self._aging = Aging(held, large, self._rewriting, self._lock)
+        self.departures = Departures()
+        self._aging = Aging(held, large, self._rewriting, self._lock, self.departures)
         self.copies_of: Callable[[Piece], int] = lambda piece: 1
         self.evicted_bytes = 0
 
@@ -130,14 +135,16 @@ class Clearing:
             room = self._held.room
             while room.over().missing_bytes > 0:
                 # What is pinned leaves only where all else is not enough.
-                if not await self._give_up_one(room.over()) and not await self._give_up_one(
-                    room.over(with_pinned=True)
+                if not await self._give_up_one(room.over(), why=LIMIT) and not await self._give_up_one(
+                    room.over(with_pinned=True), why=LIMIT
                 ):
                     return
 
-    def lose(self, piece: Piece) -> None:
-        """Give up a piece that is not what it should be. Packed, its bytes stay until the segment is written anew."""
+    def lose(self, piece: Piece, why: str = LOST) -> None:
+        """Give up a piece, as one that is not what it should be. Packed, its bytes stay until the segment is written
+        anew."""
         held = self._held
+        self._count(why, [piece])
         if not held.files.is_there(piece.container):
             self._lose_all(piece)
         elif piece.block is None:
@@ -192,7 +199,11 @@ class Clearing:
         return self._held.room.ask(lot, size_bytes, leaving_bytes, is_loading=is_loading)
 
     async def _give_up_one(
-        self, need: Need, before_s: int | None = None, newcomer: Newcomer | None = None
+        self,
+        need: Need,
+        before_s: int | None = None,
+        newcomer: Newcomer | None = None,
+        why: str = ROOM,
     ) -> bool:
         """A segment, or a block; where `before_s` is said, only what was neither written nor used since. False if
         nothing of these lots can leave."""
@@ -215,18 +226,21 @@ class Clearing:
             number is None or packed is None or block.choice.rank >= packed.choice.rank
         ):
             self.evicted_bytes += block.piece.size_bytes
+            self._count(why, [block.piece])
             self._large.lose(block.piece, held.lot_of_piece(block.piece))
             return True
         if number is None:
             return False
         leaving = await self._choose_segment(number, packed if before_s is None else None)
         self.evicted_bytes += sum(piece.size_bytes for piece in leaving.lost)
+        self._count(why, leaving.lost)
         await self._rewriting.leave(leaving.number, leaving.kept)
         return True
 
     async def _give_up_latest(self, latest: Foreseeing) -> bool:
         held = self._held
         self.evicted_bytes += sum(piece.size_bytes for piece in latest.lost)
+        self._count(FORESEEN, latest.lost)
         if latest.block is not None:
             self._large.lose(latest.block, held.lot_of_piece(latest.block))
             return True
@@ -239,6 +253,9 @@ class Clearing:
         else:
             await self._rewriting.leave(latest.segment, latest.pinned)
         return True
+
+    def _count(self, why: str, pieces: Sequence[Piece]) -> None:
+        self.departures.left(why, pieces, self._held.now_s())
 
     def _oldest(self, need: Need, before_s: int | None) -> int | None:
         """The segment that is to leave next; sealed, if it was not."""
@@ -291,9 +308,16 @@ class Clearing:
             drawn = await self._lot_files.draw(need.lots, SAMPLE_SIZE)
             own = [piece for piece in drawn if self._held.lot_of_piece(piece) in need.lots]
             block = self._stalest(own, before_s, is_large=True)
+        if block is None and self._large.readers.are_any and self._held.now() >= self._break_from:
+            # Who has a file open may only keep it at hand, and lets go once it is given up.
+            block, _ = self._draw(need, before_s, is_large=True, with_open=True)
+            if block is not None:
+                self._break_from = self._held.now() + BREAK_EVERY_S
         return block
 
-    def _draw(self, need: Need, before_s: int | None, *, is_large: bool) -> tuple[_Drawn | None, int]:
+    def _draw(
+        self, need: Need, before_s: int | None, *, is_large: bool, with_open: bool = False
+    ) -> tuple[_Drawn | None, int]:
         """The stalest of some that were drawn by chance, and how many of them were of these lots."""
         held = self._held
         buckets = held.lots.buckets_of(need.lots)
@@ -304,18 +328,22 @@ class Clearing:
                 break
             own = [piece for piece in drawn if held.lot_of_piece(piece) in need.lots]
             count += len(own)
-            stalest_own = self._stalest(own, before_s, is_large=is_large)
+            stalest_own = self._stalest(own, before_s, is_large=is_large, with_open=with_open)
             if stalest_own is not None:
                 return stalest_own, count
         return None, count
 
-    def _stalest(self, drawn: Sequence[Piece], before_s: int | None, *, is_large: bool) -> _Drawn | None:
-        """Of these pieces that may leave the one that was used longest ago."""
+    def _stalest(
+        self, drawn: Sequence[Piece], before_s: int | None, *, is_large: bool, with_open: bool = False
+    ) -> _Drawn | None:
+        """Of these pieces that may leave the one that was used longest ago; `with_open`: also of files that others have
+        open, who were handed all of them."""
         now_s = self._held.now_s()
         free = [
             piece
             for piece in drawn
             if not (is_large and self._large.is_busy(piece.container))
+            and (with_open or not is_large or not self._large.is_read_elsewhere(piece.container))
             and (before_s is None or piece.used_s < before_s)
         ]
         candidates = [Candidate(piece.used_s, self._copies(piece)) for piece in free]

@@ -49,7 +49,8 @@ class ContainerFiles:
         except OSError as error:
             os.close(self._lock_fd)
             raise EnvironmentProblem(
-                f"the cache folder {folder} is in use by another cache server; give each its own --dir"
+                f"the cache folder {folder} is in use by another cache server or mount; give each its own: --dir "
+                "of `stoker cache serve`, --cache-dir of `stoker mount`"
             ) from error
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.sending = Files(str(self.below), max(16, min(OPEN_TO_SEND_MAX, soft // 4)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from stoker._native import Piece
 from stoker.cache.segments import PAGE_BYTES, pages_bytes
 from stoker.cache.store.holdings import Holdings
+from stoker.cache.store.readers import Readers
 
 
 class _Hole(NamedTuple):
@@ -38,6 +39,7 @@ class LargeFiles:
         self._holes: list[_Hole] = []
         self._doomed: dict[int, Counter[int]] = {}
         """What is still counted for them, by lot: their bucket may have been divided anew meanwhile."""
+        self.readers = Readers(held.files)
         self.of_lots: dict[int, set[int]] = {}
         """All files of some lots; see LotFiles."""
 
@@ -77,9 +79,15 @@ class LargeFiles:
         """Whether it leaves as soon as nothing is written to it: nothing new may be."""
         return container in self._doomed
 
-    def hand_out(self, container: int) -> None:
-        """Descriptors of it are somewhere else from now on."""
+    def hand_out(self, container: int, *, is_whole: bool = False) -> None:
+        """Descriptors of it are somewhere else from now on. `is_whole`: for all of it to be read, for long perhaps."""
         self._handed_out.add(container)
+        if is_whole:
+            self.readers.add(container)
+
+    def is_read_elsewhere(self, container: int) -> bool:
+        """Whether somebody who was handed all of it has it open: to give it up would make no room."""
+        return self.readers.has(container, self._held.now())
 
     def lose(self, piece: Piece, lot: int) -> None:
         """Give up one block; where no hole can be made, all of its file."""
@@ -103,7 +111,9 @@ class LargeFiles:
             self._drop(container, lot, charge_bytes)
 
     def mend(self) -> None:
-        """Make the holes that had to wait."""
+        """Make the holes that had to wait, and see which files that were given up nobody has open any more."""
+        self.readers.mend()
+        self._held.room.kept_bytes = self.readers.kept_bytes
         holes, self._holes = self._holes, []
         for hole in holes:
             self._give_back(hole)
@@ -138,4 +148,6 @@ class LargeFiles:
             charges[hole.lot] += hole.charge_bytes
         self._handed_out.discard(container)
         self.forget_lot(container)
+        self.readers.leave(container, sum(charges.values()))
         self._held.drop_file(container, charges)
+        self._held.room.kept_bytes = self.readers.kept_bytes

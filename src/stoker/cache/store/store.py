@@ -17,9 +17,11 @@ from stoker._native import FileProblem, Found, Name, Piece, crc32c
 from stoker.base.clock import Clock
 from stoker.base.rng import Rng
 from stoker.cache.evict import LRU
+from stoker.cache.store.attributes import told_anew
 from stoker.cache.store.block_writer import Data
 from stoker.cache.store.clearing import Clearing
 from stoker.cache.store.containers import ContainerFiles
+from stoker.cache.store.departures import OPERATOR
 from stoker.cache.store.holdings import Holdings
 from stoker.cache.store.known import Known, is_held
 from stoker.cache.store.large_files import LargeFiles
@@ -71,6 +73,7 @@ class Store:
         await self._writing.close()
         with suppress(FileProblem):
             await self.holdings.run(self.index.sync)
+        self.large_files.readers.close()
         self.holdings.close()
 
     def now_s(self) -> int:
@@ -111,7 +114,7 @@ class Store:
             found = self.index.find(bucket, key)
         except FileProblem:
             return None  # its name cannot be read: the origin is asked
-        return None if found is None else _known(bucket, key, found)
+        return None if found is None else known_of(bucket, key, found)
 
     def learn(
         self,
@@ -123,16 +126,23 @@ class Store:
         is_absent: bool = False,
         checked_s: int | None = None,
         attributes: str = "",
+        stays_true: bool = False,
     ) -> Known:
-        """Take in what the origin says. What is held of another version is given up.
+        """Take in what the origin says. What is held of another version is given up, also if this cannot be written
+        down, unless it `stays_true`.
 
-        What the index cannot write down is served, and asked for again next time.
+        What is told besides of a version that is known already replaces what was told before. What the index cannot
+        write down is served, and asked for again next time.
         """
         checked_s = self.now_s() if checked_s is None else checked_s
         before = None
         try:
             before = self.index.find(bucket, key, True)
-            is_new = self.index.learn(bucket, key, version, size_bytes, is_absent, checked_s, attributes)
+            if before is not None and before.version == version:
+                attributes = told_anew(attributes, before.attributes)
+            is_new = self.index.learn(
+                bucket, key, version, size_bytes, is_absent, checked_s, attributes, stays_true
+            )
             if is_new and before is not None:
                 self._release(bucket, key, before)
             found = self.index.find(bucket, key)
@@ -143,20 +153,22 @@ class Store:
                 self._release(bucket, key, before)  # it was given up: what it was is not true any more
         if found is None or found.version != version:
             return Known(bucket, key, version, size_bytes, 0, checked_s, is_absent, attributes)
-        return _known(bucket, key, found)
+        return known_of(bucket, key, found)
 
     async def forget_absent(self) -> int:
         """Remember no longer of names that were asked for long ago that there is no such object: they are without end.
         How many those were."""
         return await self.holdings.run(self.index.forget_absent, self.now_s() - ABSENT_KEPT_S)
 
-    def forget(self, bucket: int, key: str) -> None:
-        """Know nothing of an object any more."""
+    def forget(self, bucket: int, key: str) -> bool:
+        """Know nothing of an object any more; whether anything was known."""
         before = None
         with suppress(FileProblem):
             before = self.index.find(bucket, key, True)
-        if self.index.forget(bucket, key) and before is not None:
+        was_known = self.index.forget(bucket, key)
+        if was_known and before is not None:
             self._release(bucket, key, before)
+        return was_known
 
     async def refresh(self, bucket: int, prefix: str) -> int:
         """Have the origin asked before anything under the prefix is served again; how many keys that are."""
@@ -235,10 +247,14 @@ class Store:
         if found is None or not found.container:
             return 0, 0
         if not found.is_large:
-            known = _known(bucket, key, found)
+            known = known_of(bucket, key, found)
             piece = self.index.held(bucket, key, known.tag, 0, self.now_s())
-            return (1, found.size_bytes) if piece is not None and self.index.lose(piece) else (0, 0)
+            if piece is None or not self.index.lose(piece):
+                return 0, 0
+            self.clearing.departures.add(OPERATOR, bucket, 1, found.size_bytes)
+            return 1, found.size_bytes
         sizes = self.holdings.held_sizes(found)
+        self.clearing.departures.add(OPERATOR, bucket, len(sizes), sum(sizes))
         self.large_files.lose_file(found.container, self.holdings.lot_of(bucket, key))
         return len(sizes), sum(sizes)
 
@@ -288,7 +304,8 @@ class Store:
         await self.holdings.run(self.index.compact)
 
 
-def _known(bucket: int, key: str, found: Found) -> Known:
+def known_of(bucket: int, key: str, found: Found) -> Known:
+    """What the index has found of a key."""
     return Known(
         bucket,
         key,

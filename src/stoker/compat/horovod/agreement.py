@@ -7,8 +7,9 @@ One that differs is named instead of hanging or mixing up what does not belong t
 from __future__ import annotations
 
 import contextlib
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ PAYLOAD_BYTES = 1024 - _HEAD_BYTES
 """What may travel along. The frame is as long on all ranks whatever they are about to do."""
 JOINS_WITH = frozenset({"join", "allreduce", "gradients", "barrier"})
 """What ranks may do while others have joined."""
+LOOK_INTERVAL_S = 0.001
+"""Between two looks of a rank that waits for several at once."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,56 @@ def fits(size_bytes: int) -> bool:
     return size_bytes <= PAYLOAD_BYTES
 
 
-def agree(world: HorovodWorld, span: Span, request: Request, payload: torch.Tensor | None = None) -> Agreed:
+def agree(
+    world: HorovodWorld,
+    span: Span,
+    request: Request,
+    payload: torch.Tensor | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Agreed:
     """Hear what everybody is about to do, and what travels along: bytes, as far as they fit.
+
+    `meanwhile` is called again and again until all have been heard, and may raise.
 
     Raises ConfigError, on every rank, where they differ.
     """
-    numbers = request.numbers()
-    heard, payloads = _exchange(world, span, numbers, payload)
+    asked = _ask(world, span, request.numbers(), payload)
+    while meanwhile is not None and asked.work is not None and not asked.work.is_completed():
+        meanwhile()
+        time.sleep(LOOK_INTERVAL_S)
+    return _agreed(world, asked, request)
+
+
+class Absent:
+    """What a rank that has joined says in its process sets: who uses one of them hears that this one never will.
+
+    A join is of all ranks, so that in a set nobody stands in for it. Horovod stalls there.
+    """
+
+    def __init__(self, world: HorovodWorld) -> None:
+        self._world = world
+        self._request = Request("join")
+        self._asked = [_ask(world, span, self._request.numbers(), None) for span in world.own_sets()]
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._asked)
+
+    def look(self) -> None:
+        """Raises ConfigError, on every rank of a set, where others use it."""
+        for asked in self._asked:
+            if asked.work is None or asked.work.is_completed():
+                _agreed(self._world, asked, self._request)
+
+    def end(self) -> None:
+        """All ranks have joined."""
+        for asked in self._asked:
+            _agreed(self._world, asked, self._request)
+
+
+def _agreed(world: HorovodWorld, asked: _Asked, request: Request) -> Agreed:
+    span = asked.span
+    heard, payloads = _heard(asked)
     joined = tuple(rank for rank, one in enumerate(heard) if one[0] == KINDS.index("join"))
     active = [rank for rank in range(span.size) if rank not in joined]
     own = tuple(one[-1] for one in heard)
@@ -116,6 +162,12 @@ def agree(world: HorovodWorld, span: Span, request: Request, payload: torch.Tens
     if any(heard[rank][:-1] != first[:-1] for rank in active):
         raise ConfigError(f"ranks are not in the same collective: {_described(world, span, request)}")
     common = request if request.kind != "join" else _request_of(first)
+    if joined and span.group is not None:
+        raise ConfigError(
+            f"ranks {[span.ranks[one] for one in joined]} have joined (hvd.join), which is of all ranks, while others "
+            f"are at {common} of the process set {list(span.ranks)}: use no set with a rank that has joined until "
+            "hvd.join() has returned"
+        )
     if joined and (common.kind not in JOINS_WITH or common.op not in ("", "Sum", "Average")):
         raise ConfigError(
             f"ranks {list(joined)} have joined (hvd.join) while others are at {common}: then only barriers and "
@@ -137,22 +189,40 @@ def told_as_horovod() -> Iterator[None]:
         raise
 
 
-def _exchange(
-    world: HorovodWorld, span: Span, numbers: list[int], payload: torch.Tensor | None
-) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
-    """What each has said, and what came along, by its number in the span."""
+class _Asked(NamedTuple):
+    """Ranks that are being heard."""
+
+    span: Span
+    everybody: torch.Tensor
+    """What each says, as it comes."""
+    work: dist.Work | None
+    """None: there is nobody else."""
+
+
+def _ask(world: HorovodWorld, span: Span, numbers: list[int], payload: torch.Tensor | None) -> _Asked:
     frame = torch.zeros(_HEAD_BYTES + PAYLOAD_BYTES, dtype=torch.uint8, device=world.device)
     frame[:_HEAD_BYTES] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
     if payload is not None and payload.numel():
         frame[_HEAD_BYTES : _HEAD_BYTES + payload.numel()] = payload
     if span.size == 1:
-        return [numbers], (frame[_HEAD_BYTES:],)
+        return _Asked(span, frame.unsqueeze(0), None)
     everybody = frame.new_empty(span.size, len(frame))
     with told_as_horovod():
-        dist.all_gather(list(everybody.unbind()), frame, group=span.group)
-        said: list[list[int]] = everybody[:, :_HEAD_BYTES].contiguous().view(torch.int64).tolist()
-    payloads = everybody[:, _HEAD_BYTES:].unbind()
-    return [said[one] for one in span.order], tuple(payloads[one] for one in span.order)
+        work: dist.Work | None = dist.all_gather(
+            list(everybody.unbind()), frame, group=span.group, async_op=True
+        )
+    return _Asked(span, everybody, work)
+
+
+def _heard(asked: _Asked) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
+    """What each has said, and what came along, by its number in the span."""
+    with told_as_horovod():
+        if asked.work is not None:
+            asked.work.wait()
+        said: list[list[int]] = asked.everybody[:, :_HEAD_BYTES].contiguous().view(torch.int64).tolist()
+    payloads = asked.everybody[:, _HEAD_BYTES:].unbind()
+    order = asked.span.order
+    return [said[one] for one in order], tuple(payloads[one] for one in order)
 
 
 def _described(world: HorovodWorld, span: Span, request: Request) -> str:

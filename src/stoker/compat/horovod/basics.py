@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import weakref
 from collections.abc import Sequence
@@ -10,11 +11,13 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from stoker.errors import ConfigError
 from stoker.settings import LaunchPlace, Timeouts, launch_place, worker_settings
 from stoker.train.accelerator import CPU, backend_of, choose_device
+from stoker.train.group import wait_for_leavers
 from stoker.train.runtime import runtime
 from stoker.wire.job import Member, WorldView
 
@@ -79,7 +82,12 @@ class HorovodWorld:
         self._place: Place | None = None
         """None: before `init` or after `shutdown`."""
         self._is_elastic = False
-        self._made_group = False
+        self._made: Store | None = None
+        """Where the ranks of the group have met that was made here; None: there is none."""
+        self._meeting_place: Store | None = None
+        """Of all groups that are made here, one after the other: it is opened once, by what the environment says."""
+        self._turns = 0
+        """Groups made here."""
         self._kinds: frozenset[str] = frozenset()
         """Kinds of devices whose tensors the group takes; empty: any."""
         self._device = torch.device(CPU)
@@ -114,13 +122,15 @@ class HorovodWorld:
             )
 
     def shutdown(self) -> None:
-        """Give the group back, if it is ours. `init` may come again."""
+        """Give the group back, if it is ours. `init` may come again, and finds nothing of what was."""
         self.forget()
-        if self._made_group and dist.is_initialized():
+        if self._made is not None and dist.is_initialized():
+            # Others may still read what this rank has sent, which closed connections would take from them.
+            wait_for_leavers(self._made, dist.get_world_size())
             dist.destroy_process_group()
-        self._made_group = False
-        self._place = None
-        self.process_sets.clear()
+        self._made = self._place = None
+        if not self._is_elastic:
+            self._kinds, self._device = frozenset(), torch.device(CPU)
 
     @property
     def is_initialized(self) -> bool:
@@ -168,6 +178,14 @@ class HorovodWorld:
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             self._groups[ranks] = group
 
+    def own_sets(self) -> list[Span]:
+        """The process sets that this rank is in, in the same order on all ranks."""
+        return [
+            self._part(self.place, ranks)
+            for _, ranks in sorted(self.process_sets.items())
+            if ranks in self._groups
+        ]
+
     def _part(self, place: Place, ranks: tuple[int, ...]) -> Span:
         if ranks not in self._groups:
             raise ConfigError(f"rank {place.rank} is not in the process set {list(ranks)}")
@@ -194,10 +212,11 @@ class HorovodWorld:
         self._pending.add(pending)
 
     def forget(self) -> None:
-        """Drop all pending collectives, and the groups of process sets."""
+        """Drop all pending collectives, and process sets with their groups."""
         for pending in list(self._pending):
             pending.forget()
         self._groups.clear()
+        self.process_sets.clear()
 
     def know(self, reducer: StandIn) -> None:
         """An optimizer whose gradients other ranks may reduce while this one has joined."""
@@ -256,11 +275,23 @@ class HorovodWorld:
         if self._device.type != CPU:
             backend = f"{CPU}:{backend_of(torch.device(CPU))},{self._device.type}:{backend}"
         timeout = timedelta(seconds=Timeouts.from_user_timeout(settings.timeout_s).collective_s)
-        if place.size == 1:
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-        else:
-            dist.init_process_group(backend, rank=place.rank, world_size=place.size, timeout=timeout)
-        self._made_group = True
+        if self._meeting_place is None:
+            self._meeting_place = HashStore() if place.size == 1 else _meeting_place(place, timeout)
+        self._turns += 1
+        if self._turns == 1:
+            # As Horovod does: who ends while others still read would reset their connections, and Gloo may abort them.
+            atexit.register(self.shutdown)
+        store = PrefixStore(f"horovod-{self._turns}", self._meeting_place)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        self._made = store
+
+
+def _meeting_place(place: Place, timeout: timedelta) -> Store:
+    """Where the environment says (MASTER_ADDR and MASTER_PORT). Rank 0 hosts it, unless the agent does."""
+    store: Store
+    store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
+    store.set_timeout(timeout)
+    return store
 
 
 def ranks_with_the_state_first(world: WorldView) -> tuple[int, ...]:

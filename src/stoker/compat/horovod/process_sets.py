@@ -39,6 +39,10 @@ class ProcessSet:
         """How many processes are in it."""
         return len(self.ranks or ())
 
+    def forget(self) -> None:
+        """It is not added any more: the group is gone, as after `hvd.shutdown()`."""
+        self.process_set_id = None
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
@@ -74,6 +78,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         if not same:
             world.add_set(number, ranks)
         given.process_set_id = number
+        world.hold(given)
     return given
 
 

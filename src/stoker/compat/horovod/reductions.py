@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from stoker.compat.horovod.agreement import Request, agree, fits, told_as_horovod
+from stoker.compat.horovod.agreement import Absent, Request, agree, fits, told_as_horovod
 from stoker.compat.horovod.basics import HorovodWorld, Span, horovod_world
 from stoker.compat.horovod.compression import Compression, NoneCompressor
 from stoker.compat.horovod.handles import Handle, Several, part
@@ -42,7 +42,10 @@ def check_op(op: Op | None, average: bool | None = None) -> Op:
             raise ConfigError("give op=… or average=…, not both")
         return Average if average else Sum
     if op == Adasum:
-        raise ConfigError("op=Adasum is not there in Stoker: use hvd.Average or hvd.Sum")
+        raise ConfigError(
+            "op=hvd.Adasum is not there in Stoker: use op=hvd.Average with the learning rate of that many workers "
+            "(commonly lr * hvd.size(), with a warm-up), where Adasum takes a single worker's"
+        )
     if op is not None and op not in dict(_TORCH_OPS):
         raise ConfigError(f"op={op!r}: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
     return op or Average
@@ -320,13 +323,17 @@ def barrier(process_set: Any = None) -> None:
 def join(device: int = -1) -> int:
     """This rank has no more data: it takes part in what the others reduce, with zeros, until all have joined.
 
-    Returns the rank that came last. Averages still divide by the number of all ranks.
+    Returns the rank that came last. Averages still divide by the number of all ranks. It is of all ranks: where others
+    use a process set of this one meanwhile, all of the set raise ConfigError.
     """
     world, turns = horovod_world(), 0
+    world.ready()
+    absent = Absent(world)
     while True:
         span = world.ready()
-        agreed = agree(world, span, Request("join", own=turns))
+        agreed = agree(world, span, Request("join", own=turns), meanwhile=absent.look if absent else None)
         if len(agreed.joined) == span.size:
+            absent.end()
             return min(agreed.joined, key=lambda rank: (agreed.own[rank], -rank))
         turns += 1
         request = agreed.request

@@ -163,6 +163,6 @@ def __getattr__(name: str) -> Any:
         return sys.modules[__name__]
     if name in ("start_timeline", "stop_timeline"):
         raise ConfigError(
-            f"hvd.{name}: there is no timeline of collectives; take torch.profiler, and `stoker status` for the job"
+            f"hvd.{name}: there is no timeline of collectives; take torch.profiler, and `stoker job status` for the job"
         )
     raise AttributeError(f"hvd.{name} is not there in Stoker: docs/how-to/horovod.md says what is")

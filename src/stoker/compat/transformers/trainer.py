@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback
 from stoker.compat.accelerate import follow_world
 from stoker.compat.transformers.arguments import ElasticTrainingArguments
 from stoker.compat.transformers.progress import TrainProgress
+from stoker.compat.transformers.token_losses import heeds_count
 from stoker.data.loader import Loader
 from stoker.data.session import session
 from stoker.errors import ConfigError
@@ -55,6 +56,8 @@ class ElasticTrainer(Trainer):
         self._prepared: Any = None
         self._is_resumed = False
         """The epoch that is begun now has been begun before the world changed."""
+        self._heeds_count: bool | None = None
+        """Whether the model's loss depends on Trainer's number of tokens; None: not known yet."""
         self._finish: Callable[[], Any] = lambda: None
         self.callback_handler.callbacks.insert(0, _EpochAndPosition(self))
 
@@ -215,23 +218,38 @@ class ElasticTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Of all tokens of the global batch, if Trainer counts them: then each rank weighs by its tokens already, and
-        not by its records as well."""
+        """Of all tokens of the global batch, if Trainer counts them and the model heeds that: then each rank weighs by
+        its tokens already, and not by its records as well."""
+        is_mean_of_own = self._is_mean_of_own(inputs, num_items_in_batch)
         loss, outputs = super().compute_loss(
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         share = session().share
-        if (
-            self.args.average_tokens_across_devices
-            and counted
-            and num_items_in_batch is not None
+        if is_mean_of_own:
+            loss = loss / self.args.world_size  # by which Trainer has multiplied it
+        elif (
+            self._counts_items(num_items_in_batch)
             and model.training
             and share is not None
             and share.records > 0
         ):
             loss = loss * (share.batch_records / (share.records * self.args.world_size))
         return (loss, outputs) if return_outputs else loss
+
+    def _counts_items(self, num_items_in_batch: Any) -> bool:
+        counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        return bool(self.args.average_tokens_across_devices and counted and num_items_in_batch is not None)
+
+    def _is_mean_of_own(self, inputs: dict[str, Any], num_items_in_batch: Any) -> bool:
+        """Whether the model computes the mean of its own records whatever it is told. Looked at once."""
+        if self.args.world_size == 1 or not self._counts_items(num_items_in_batch):
+            return False
+        if self.compute_loss_func is not None or self.label_smoother is not None:
+            return False
+        if self._heeds_count is None:
+            module: Any = self.model
+            self._heeds_count = heeds_count(module, inputs, num_items_in_batch)
+        return self._heeds_count is False
 
     # -- helpers ------------------------------------------------------------------------------------------
 

@@ -35,15 +35,21 @@ class Source:
     """Where a dataset is. Nothing is asked before it is needed. A pickled copy finds the cache for itself, and is
     told of the one that this process has started, if there was none.
 
-    `cache`: where the cache is; None: where the environment says. `on_progress` is called while an index is built.
+    `cache`: where the cache is; None: where the environment says. `ca`: as of Dataset. `on_progress` is called while an
+    index is built.
     """
 
     def __init__(
-        self, url: str, cache: CacheSettings | None = None, on_progress: Report | None = None
+        self,
+        url: str,
+        cache: CacheSettings | None = None,
+        on_progress: Report | None = None,
+        ca: str | None = None,
     ) -> None:
         self.url = url
         self.on_progress = on_progress
         self._cache = cache
+        self._ca = ca
         self._parents: Started | None = None
         self._served: Served | None = None
         self._listing: Listing | None = None
@@ -51,7 +57,8 @@ class Source:
     @property
     def settings(self) -> CacheSettings:
         """Of the cache."""
-        return self._cache if self._cache is not None else cache_settings()
+        known = self._cache if self._cache is not None else cache_settings()
+        return known.trusting(self._ca)
 
     @property
     def served(self) -> Served:
@@ -124,11 +131,11 @@ class Source:
 
     def _attached(self) -> Served:
         if self._served is None:
-            self._served = attach(self.url, self._cache, self._parents)
+            self._served = attach(self.url, self.settings, self._parents)
         return self._served
 
     def __getstate__(self) -> dict[str, Any]:
         # Without it, each process that is spawned would start a cache and read the origin for itself.
-        parents = started_cache(self._cache) or self._parents
+        parents = started_cache(self.settings) or self._parents
         nothing = {"_served": None, "_listing": None, "on_progress": None}
         return {**self.__dict__, **nothing, "_parents": parents}

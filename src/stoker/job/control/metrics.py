@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
 
+from stoker.base.exposition import Labels, Sample, family
 from stoker.wire.control import JobPhase, JobStatus, NodeState, WorkerStatus
-
-Labels = dict[str, str]
-Sample = tuple[Labels, float]
 
 
 def prometheus_text(status: JobStatus) -> str:
@@ -85,24 +83,4 @@ def _rank(worker: WorkerStatus) -> str:
 
 
 def _family(name: str, kind: str, help_text: str, samples: list[Sample]) -> str:
-    """One metric with all its samples; nothing at all without any."""
-    if not samples:
-        return ""
-    head = f"# HELP stoker_{name} {help_text}\n# TYPE stoker_{name} {kind}\n"
-    return head + "".join(f"stoker_{name}{_labels(labels)} {_number(value)}\n" for labels, value in samples)
-
-
-def _labels(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
+    return family(f"stoker_{name}", kind, help_text, samples)

@@ -27,6 +27,8 @@ from stoker.wire.saving import StorageWanted
 
 log = logging.getLogger("stoker.checkpoint")
 EVERY_S = 60.0
+EXTRA_STATE = "_extra_state"
+"""As torch names what a module's `get_extra_state` gives, in its `state_dict`."""
 LAST_AGAIN_S = 0.2
 """Between two tries to take a run's last snapshot."""
 
@@ -121,29 +123,49 @@ class Checkpointer:
 
         Raises EnvironmentProblem where the storage has checkpoints of which none can be read, and memory has none.
         """
-        if self._shared is None:
-            self._load_newest(None, take)
-            return
-        with nearest_in_memory(self._shared, self._run_id) as image:
-            self._load_newest(image, take)
-            del image  # with its tensors, before the memory goes
-
-    def _load_newest(self, image: Image | None, take: Callable[[Loaded], None]) -> None:
+        saved, problem = -1, None
         try:
-            beyond = image.commits if image is not None else -1
-            saved = self.storage.newest(beyond) if self.storage is not None else None
+            # Before a snapshot is locked, without which workers would be until the storage answers.
+            found = self.storage.newest_commits() if self.storage is not None else None
+            saved = -1 if found is None else found
         except EnvironmentProblem as error:
-            if image is None:
+            problem = error
+        held = self._take_from_memory(take, at_least=saved)
+        if problem is not None:
+            if held < 0:
+                raise problem
+            log.warning("going on from this node's memory: %s", problem)
+        if held < saved and not self._load_saved(held, take):
+            self._take_from_memory(take)
+
+    def _load_saved(self, beyond: int, take: Callable[[Loaded], None]) -> bool:
+        """Of the storage, where what it has can be read and is of more commits. Raises EnvironmentProblem where nothing
+        can be read and no snapshot was found either."""
+        assert self.storage is not None
+        try:
+            saved = self.storage.newest(beyond)
+        except EnvironmentProblem as error:
+            if beyond < 0:
                 raise
             log.warning("going on from this node's memory: %s", error)
-            saved = None
-        if saved is not None and (image is None or saved[0] > image.commits):
-            assert self.storage is not None
-            self._say_source(f"the checkpoint of commit {saved.commits} in {self.storage.shown}")
-            take(saved)
-        elif image is not None:
-            self._say_source(f"the snapshot of commit {image.commits} in this node's memory")
-            take(Loaded(image.commits, kept(image).state(), image.fingerprint))
+            return False
+        if saved is None or saved.commits <= beyond:
+            return False
+        self._say_source(f"the checkpoint of commit {saved.commits} in {self.storage.shown}")
+        take(saved)
+        return True
+
+    def _take_from_memory(self, take: Callable[[Loaded], None], at_least: int = -1) -> int:
+        """The newest snapshot of this node's, where it is of so many commits. Its commits, taken or not; -1: none."""
+        if self._shared is None:
+            return -1
+        with nearest_in_memory(self._shared, self._run_id) as image:
+            commits = image.commits if image is not None else -1
+            if image is not None and commits >= at_least:
+                self._say_source(f"the snapshot of commit {commits} in this node's memory")
+                take(Loaded(commits, kept(image).state(), image.fingerprint))
+            del image  # with its tensors, before the memory goes
+        return commits
 
     def is_due(self, commits: int) -> bool:
         """Whether a checkpoint is due at this commit. Asked once at each commit."""
@@ -221,11 +243,10 @@ class Checkpointer:
         log.info("state loaded from %s", source)
 
     def _call_saver(self, shared: Path) -> None:
-        if self._url is None:
+        if self.storage is None:
             return
-        url = self._url if "://" in self._url else str(Path(self._url).resolve())
         try:
-            ask_saver(shared, StorageWanted(url, self._keep))
+            ask_saver(shared, StorageWanted(self.storage.url, self._keep))
             self._has_saver = True
         except EnvironmentProblem as error:
             log.warning("checkpoints are written by rank 0 itself: %s", error)
@@ -251,12 +272,17 @@ def _stable(state: Sealed, image: Image) -> set[int]:
 
 
 def kept(image: Image) -> Image:
-    """With copies of what would be kept as it is: modules copy what they load, optimizers take the very tensors."""
+    """With copies of what would be kept as it is: modules copy what they load, their extra state excepted, and
+    optimizers take the very tensors."""
     pieces = [
-        piece if piece.name.startswith("modules.") else piece._replace(tensor=piece.tensor.clone())
+        piece if _is_copied(piece.name.split(".")) else piece._replace(tensor=piece.tensor.clone())
         for piece in image.pieces
     ]
     return image._replace(pieces=pieces)
+
+
+def _is_copied(way: list[str]) -> bool:
+    return way[0] == "modules" and EXTRA_STATE not in way
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -71,7 +71,7 @@ def _write_files(
     def write(name: str, pieces: Sequence[Piece]) -> Written:
         try:
             return _write_file(place, directory, name, pieces, tell)
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the others need not go on; and it is raised
             failed.append(error)
             raise
 

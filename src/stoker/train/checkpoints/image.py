@@ -10,6 +10,9 @@ from stoker.errors import WireError
 from stoker.train.dtensors import box_of, local_of
 from stoker.train.packing import pack, unpack
 
+OWN = "random"
+"""The part of an exported state that is each worker's own, and never alike: its random generators."""
+
 
 class Piece(NamedTuple):
     """A tensor, or this rank's piece of one that is divided over ranks."""
@@ -35,7 +38,7 @@ class Image(NamedTuple):
     """As `pack` leaves it, for msgpack: a tensor is its number in `pieces`."""
     pieces: list[Piece]
     fingerprint: str = ""
-    """The same of images that hold the same, bit for bit; empty: not known."""
+    """The same of images in which all is the same, bit for bit, that is not a worker's `OWN`; empty: not known."""
 
     def state(self) -> dict[str, Any]:
         """The exported state again, of the pieces' own tensors. Raises WireError where a piece is not the whole."""
@@ -64,6 +67,18 @@ def image_of(commits: int, state: dict[str, Any]) -> Image:
         for name, tensor in zip(names, tensors, strict=True)
     ]
     return Image(commits, plain, pieces)
+
+
+def common_of(plain: Any) -> Any:
+    """The plain part of an image without what is each worker's own."""
+    if isinstance(plain, dict) and "d" in plain:
+        return {"d": [[key, held] for key, held in plain["d"] if key != OWN]}
+    return plain
+
+
+def is_common(name: str) -> bool:
+    """Whether a piece of that name is not each worker's own."""
+    return name.partition(".")[0] != OWN
 
 
 def _names(plain: Any, count: int) -> list[str]:

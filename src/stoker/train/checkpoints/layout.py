@@ -21,7 +21,7 @@ import torch
 
 from stoker._native import crc32c
 from stoker.errors import WireError
-from stoker.train.checkpoints.image import Image, Piece
+from stoker.train.checkpoints.image import Image, Piece, common_of, is_common
 
 MAGIC = b"STKSNAPS"
 VERSION = 1
@@ -163,7 +163,7 @@ def image_in(whole: memoryview, header: Header) -> Image:
 
 
 def _description_in(whole: memoryview, header: Header) -> tuple[Any, list[Place], str]:
-    """The plain part, where each piece lies, and what tells this content from any other."""
+    """The plain part, where each piece lies, and what tells this content from any other, whoever's it is."""
     begin, end = header.description_at, header.description_at + header.description_bytes
     if begin < HEADER_BYTES + header.data_bytes or end > len(whole):
         raise WireError("the header contradicts itself")
@@ -176,7 +176,9 @@ def _description_in(whole: memoryview, header: Header) -> tuple[Any, list[Place]
         raise WireError(f"the description cannot be read: {error}") from None
     for place in places:
         _check(place, header.data_bytes)
-    return plain, places, hashlib.blake2b(raw, digest_size=16).hexdigest()
+    held = [place._replace(position=0) for place in places if is_common(place.name)]
+    alike = encode_description(common_of(plain), held)
+    return plain, places, hashlib.blake2b(alike, digest_size=16).hexdigest()
 
 
 def _check_piece(place: Place, data: memoryview) -> None:

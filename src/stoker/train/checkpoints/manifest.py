@@ -14,6 +14,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 """Written last: a directory without it is torn."""
 PIECES = "pieces.json"
+REMOVAL = "removal.json"
+"""In a directory without manifest, which is being removed: its writer must not publish it."""
 METADATA = ".metadata"
 """For torch.distributed.checkpoint, which pickles it. Nothing here reads it."""
 PLAIN = "stoker.plain"

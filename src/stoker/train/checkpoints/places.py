@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import io
 import os
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -17,10 +17,11 @@ from stoker.base.flushing import flush_folder
 from stoker.cache.origin.open import without_query, without_secrets
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem, StokerError
 from stoker.settings import environment
-from stoker.train.checkpoints.manifest import MANIFEST, commits_of
+from stoker.train.checkpoints.manifest import MANIFEST, REMOVAL, commits_of, step_name
+from stoker.train.checkpoints.place_files import Copied, FileRange, Flushed, cause_of, sizes_in
 
-FLUSH_BYTES = 64 * 1024 * 1024
-"""Of a file that is being written, so much reaches the disk at a time."""
+PART = ".part"
+"""Ends the name of a directory that is no checkpoint, or not yet."""
 MULTIPART_BYTES = 32 * 1024 * 1024
 """Of an upload; S3 takes 10,000 of them."""
 
@@ -48,9 +49,9 @@ class Place(Protocol):
     def list(self) -> dict[str, dict[str, int]]:
         """Of each directory the files, with their bytes."""
 
-    def begin(self, step: str, attempt: str, *, is_shared: bool = False) -> str:
-        """The directory in which the files of this step are written until `publish`. `is_shared`: several write there,
-        who name the same attempt. It is never that of a checkpoint that is there already."""
+    def begin(self, step: str, attempt: str) -> str:
+        """The directory in which the files of this step are written until `publish`, by all who name this attempt and
+        by nobody else."""
 
     def create(self, directory: str, name: str) -> contextlib.AbstractContextManager[Sink]:
         """A new file, or another in the place of one. It is there for good when the context has ended."""
@@ -68,11 +69,15 @@ class Place(Protocol):
         """Remove a file, if it is there."""
 
     def publish(self, directory: str, step: str, attempt: str) -> str:
-        """The directory has all its files: from now on it is one of the step. Its name: where there is another, with
-        the attempt behind it."""
+        """The directory has all its files: from now on it is one of the step. Its name, with the attempt behind it
+        where there is no renaming, or another of the step."""
 
     def remove(self, directory: str) -> None:
-        """The manifest goes first, so that what remains should this break off is no checkpoint."""
+        """Should this break off, what remains is no checkpoint."""
+
+    def remove_torn(self, directory: str) -> None:
+        """What a writer has left that did not publish it. One that is at work after all cannot do so any more, or finds
+        afterwards that files are missing or the removal is under way; what it has published before stays."""
 
 
 def open_place(url: str) -> Place:
@@ -109,14 +114,23 @@ def open_place(url: str) -> Place:
     return RemotePlace(url, files, root.rstrip("/"))
 
 
+def place_within(url: str, name: str) -> str:
+    """The URL of a place in the place at `url`. In what names a folder `?` and `#` are letters like others."""
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme == "file":
+        return f"{url.rstrip('/')}/{name}"
+    base, query, options = url.partition("?")
+    return f"{base.rstrip('/')}/{name}{query}{options}"
+
+
 class LocalPlace:
     """A folder: files are flushed to the disk, a directory gets its name when it is whole."""
 
     reads_at_once = writes_at_once = 1
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shown = str(folder)
+        self.folder = folder.absolute()  # wherever the script goes to
+        self.shown = str(self.folder)
 
     def list(self) -> dict[str, dict[str, int]]:
         with self._told("list"):
@@ -124,10 +138,10 @@ class LocalPlace:
                 entries = [entry for entry in os.scandir(self.folder) if entry.is_dir()]
             except FileNotFoundError:
                 return {}
-            return {entry.name: _sizes(Path(entry.path)) for entry in entries}
+            return {entry.name: sizes_in(Path(entry.path)) for entry in entries}
 
-    def begin(self, step: str, attempt: str, *, is_shared: bool = False) -> str:
-        directory = f".{step}.{attempt}.part"
+    def begin(self, step: str, attempt: str) -> str:
+        directory = f".{step}.{attempt}{PART}"
         with self._told("write to"):
             (self.folder / directory).mkdir(parents=True, exist_ok=True)
         return directory
@@ -135,7 +149,7 @@ class LocalPlace:
     @contextlib.contextmanager
     def create(self, directory: str, name: str) -> Iterator[Sink]:
         with self._told("write to"), (self.folder / directory / name).open("wb") as file:
-            yield _Flushed(file)
+            yield Flushed(file)
             file.flush()
             os.fsync(file.fileno())
 
@@ -173,8 +187,14 @@ class LocalPlace:
 
     def remove(self, directory: str) -> None:
         with self._told("remove from"):
-            (self.folder / directory / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(self.folder / directory)
+            # At once, under a name that nobody publishes and everybody removes.
+            step = directory.removeprefix(".").partition(".")[0][: len(step_name(0))]
+            gone = self.folder / f".{step}.gone-{uuid.uuid4().hex[:12]}{PART}"
+            (self.folder / directory).rename(gone)
+            shutil.rmtree(gone)
+
+    def remove_torn(self, directory: str) -> None:
+        self.remove(directory)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -185,7 +205,7 @@ class LocalPlace:
         except (OSError, RuntimeError) as error:
             if isinstance(error, FileNotFoundError) and what != "write to":
                 raise
-            why = _cause(error)
+            why = cause_of(error)
             problem = CheckpointDamaged if what == "read" else EnvironmentProblem
             raise problem(f"cannot {what} {self.shown}: {why}") from error
 
@@ -216,8 +236,8 @@ class RemotePlace:
                 listed.setdefault(directory, {})[name] = int(info["size"] or 0)
         return listed
 
-    def begin(self, step: str, attempt: str, *, is_shared: bool = False) -> str:
-        directory = f"{step}-{attempt}" if is_shared or step in self.list() else step
+    def begin(self, step: str, attempt: str) -> str:
+        directory = f"{step}-{attempt}"
         with self._told("write to"):
             self._files.makedirs(self._path(directory), exist_ok=True)
         return directory
@@ -229,7 +249,7 @@ class RemotePlace:
             if hasattr(self._files, "_construct_store"):
                 options["buffer_size"] = MULTIPART_BYTES
             with self._files.open(path, "wb", **options) as file:
-                yield _Copied(file)
+                yield Copied(file)
 
     def read(self, directory: str, name: str, start: int = 0, stop: int | None = None) -> bytes:
         with self._told("read"):
@@ -255,13 +275,25 @@ class RemotePlace:
         return directory
 
     def remove(self, directory: str) -> None:
-        with self._told("remove from"):
-            names = list(self.list().get(directory, {}))
-            for name in sorted(names, key=lambda name: name != MANIFEST):
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.rm_file(self._path(directory, name))
-            with contextlib.suppress(OSError, NotImplementedError):
-                self._files.rmdir(self._path(directory))  # where there are directories at all
+        self._remove(directory, self.list().get(directory, {}))
+
+    def remove_torn(self, directory: str) -> None:
+        # Whoever publishes puts the manifest first and then looks; we put the removal first. So one of us sees the
+        # other's, and where both do the checkpoint is given up and what is left of it goes some other time.
+        with self.create(directory, REMOVAL) as sink:
+            sink.write(b"{}")
+        names = self.list().get(directory, {})
+        if MANIFEST in names:
+            self.drop(directory, REMOVAL)
+        else:
+            self._remove(directory, names)
+
+    def _remove(self, directory: str, names: Iterable[str]) -> None:
+        """The manifest first, and last what says that the others go."""
+        for name in sorted(names, key=lambda name: (name == REMOVAL, name != MANIFEST)):
+            self.drop(directory, name)
+        with contextlib.suppress(OSError, NotImplementedError):
+            self._files.rmdir(self._path(directory))  # where there are directories at all
 
     def _path(self, *names: str) -> str:
         return "/".join((self._root, *names))
@@ -272,98 +304,9 @@ class RemotePlace:
             yield
         except StokerError:
             raise
-        except Exception as error:
+        except Exception as error:  # each of fsspec's file systems has errors of its own
             if isinstance(error, FileNotFoundError) and what != "write to":
                 raise
-            # Each of fsspec's file systems has errors of its own.
-            why = _cause(error)
+            why = cause_of(error)
             said = without_secrets(f"{type(why).__name__}: {why}", self._url)
             raise EnvironmentProblem(f"cannot {what} {self.shown}: {said}") from error
-
-
-class FileRange(io.RawIOBase):
-    """A range of a file, as a file that is read into the place where its bytes are wanted."""
-
-    def __init__(self, path: Path, start: int, length: int) -> None:
-        """Raises OSError."""
-        self._file = path.open("rb", buffering=0)
-        self._start = start
-        self._length = length
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """All that fits, unless the file is shorter."""
-        view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
-        filled = 0
-        while filled < len(view):
-            got = os.preadv(self._file.fileno(), [view[filled:]], self._start + self._at)
-            if not got:
-                break
-            filled += got
-            self._at += got
-        return filled
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Flushed:
-    """A file that is brought to the disk while it is written, so that no flush takes minutes."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._unflushed_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._file.write(data)
-        self._unflushed_bytes += len(data)
-        if self._unflushed_bytes >= FLUSH_BYTES:
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
-            self._unflushed_bytes = 0
-        return len(data)
-
-
-class _Copied:
-    """A file that is given bytes of its own: obstore sends them from where they are, at a time when a tensor's memory
-    may hold another one."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._file.write(bytes(data))
-        return len(data)
-
-
-def _cause(error: Exception) -> Exception:
-    """torch's own complaint about a file that could not be written hides why it could not.
-
-    Raises what is no trouble of the storage: what Stoker has said already, an interrupt.
-    """
-    cause = error.__context__ if isinstance(error, RuntimeError) and error.__context__ is not None else error
-    if isinstance(cause, StokerError) or not isinstance(cause, Exception):
-        raise cause
-    return cause
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    try:
-        return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
-    except FileNotFoundError:
-        return {}  # it was removed just now

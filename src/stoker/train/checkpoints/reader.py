@@ -31,6 +31,26 @@ CHECK_BYTES = 32 * 1024 * 1024
 """Read at a time for a checksum."""
 
 
+def read_manifest(place: Place, directory: str, sizes: Mapping[str, int]) -> Manifest:
+    """Of a checkpoint whose files are there; `sizes` as listed.
+
+    Raises CheckpointDamaged where one is missing or of another size, FileNotFoundError where the manifest is gone by
+    now, EnvironmentProblem.
+    """
+    manifest = decode(place.read(directory, MANIFEST), Manifest, f"{directory}/{MANIFEST}")
+    if manifest.commits != commits_of(directory):
+        raise CheckpointDamaged(f"{directory} says that it is of commit {manifest.commits}")
+    for file in manifest.files:
+        size_bytes = sizes.get(file.name)
+        if size_bytes is None:
+            raise CheckpointDamaged(f"{directory}/{file.name} is missing")
+        if size_bytes != file.size_bytes:
+            raise CheckpointDamaged(
+                f"{directory}/{file.name} has {size_bytes} bytes, not the {file.size_bytes} that were written"
+            )
+    return manifest
+
+
 class CheckpointReader:
     """Made by `CheckpointStorage`. All of it raises CheckpointDamaged, EnvironmentProblem."""
 
@@ -42,18 +62,7 @@ class CheckpointReader:
         """
         self._place = place
         self._directory = directory
-        raw = place.read(directory, MANIFEST)
-        self.manifest = decode(raw, Manifest, f"{directory}/{MANIFEST}")
-        if self.manifest.commits != commits_of(directory):
-            raise CheckpointDamaged(f"{directory} says that it is of commit {self.manifest.commits}")
-        for file in self.manifest.files:
-            size_bytes = sizes.get(file.name)
-            if size_bytes is None:
-                raise CheckpointDamaged(f"{directory}/{file.name} is missing")
-            if size_bytes != file.size_bytes:
-                raise CheckpointDamaged(
-                    f"{directory}/{file.name} has {size_bytes} bytes, not the {file.size_bytes} that were written"
-                )
+        self.manifest = read_manifest(place, directory, sizes)
         small = {file.name: file for file in self.manifest.files if file.name in (METADATA, PIECES)}
         self._checked(small[METADATA])
         self._chunks = decode(self._checked(small[PIECES]), Pieces, f"{directory}/{PIECES}").chunks

@@ -21,8 +21,10 @@ from pathlib import Path
 import torch
 
 from stoker.base.rng import Rng
+from stoker.cache.origin.open import without_query
 from stoker.errors import StokerError, WireError
 from stoker.platform.local import die_with
+from stoker.train.checkpoints.patience import Patience
 from stoker.train.checkpoints.saving import Saver, SnapshotSource
 from stoker.train.checkpoints.snapshots import SlotSnapshots
 from stoker.train.checkpoints.storage import CheckpointStorage
@@ -40,8 +42,16 @@ OpenSource = Callable[[Path, str], SnapshotSource]
 class Service:
     """Carries out commands, one after the other, and looks for snapshots in between."""
 
-    def __init__(self, open_source: OpenSource, say: Callable[[Result], None], rng: Rng) -> None:
+    def __init__(
+        self,
+        open_source: OpenSource,
+        say: Callable[[Result], None],
+        rng: Rng,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._open_source = open_source
+        self._now = now
+        self._patience = Patience(now)
         self._say = say
         self._rng = rng
         self._saver: Saver | None = None
@@ -61,15 +71,29 @@ class Service:
             except StokerError as error:
                 self._say(Result(failed=str(error)))
 
+    def look_after(self) -> None:
+        """In a thread beside the one that serves, which a storage may keep: tell of what hangs there."""
+        hanging = self._patience.overdue()
+        if hanging is not None:
+            self._say(Result(failed=f"no checkpoint is written: {hanging.text}", commits=hanging.commits))
+
     def _obey(self, command: Command) -> bool:
         """False: that was the last one. Raises WireError, ConfigError."""
         if command.watch:
             if not command.url:
                 raise WireError("a command to watch names no storage")
             source = self._open_source(Path(command.watch), command.run_id)
-            storage = CheckpointStorage(command.url, command.keep)
+            self._patience = Patience(self._now, command.hangs_after_s)
+            with self._patience.asking(f"opening {without_query(command.url)}"):
+                storage = CheckpointStorage(command.url, command.keep)
             self._saver = Saver(
-                source, storage, say=self._say, now=time.monotonic, rng=self._rng, every_s=command.every_s
+                source,
+                storage,
+                say=self._say,
+                now=self._now,
+                rng=self._rng,
+                every_s=command.every_s,
+                patience=self._patience,
             )
             self._say(Result(ready=True))
         if self._saver is not None and command.beside_others:
@@ -87,6 +111,13 @@ def read_lines(descriptor: int, commands: queue.SimpleQueue[bytes], on_end: Call
     on_end()
 
 
+def look_after(service: Service) -> None:
+    """In a thread of its own, as long as the process lives."""
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        service.look_after()
+
+
 def main(open_source: OpenSource) -> int:
     """Serve this process's agent."""
     die_with(os.getppid())
@@ -100,9 +131,12 @@ def main(open_source: OpenSource) -> int:
     results = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
+    saying = threading.Lock()
+
     def say(result: Result) -> None:
         try:
-            os.write(results, encode_line(result))
+            with saying:
+                os.write(results, encode_line(result))
         except OSError:
             os._exit(0)  # nobody is there to hear it
 
@@ -111,7 +145,10 @@ def main(open_source: OpenSource) -> int:
         target=read_lines, args=(sys.stdin.fileno(), commands, lambda: os._exit(0)), daemon=True
     )
     reading.start()
-    Service(open_source, say, Rng(os.getpid())).serve(commands)
+    service = Service(open_source, say, Rng(os.getpid()))
+    looking = threading.Thread(target=look_after, args=(service,), daemon=True)
+    looking.start()
+    service.serve(commands)
     return 0
 
 

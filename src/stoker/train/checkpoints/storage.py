@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +15,8 @@ import torch
 
 from stoker import __version__
 from stoker.errors import CheckpointDamaged, ConfigError, EnvironmentProblem
+from stoker.train.checkpoints.clearing import Clearing, attempted_commits_of, others_of
+from stoker.train.checkpoints.growth import shown_to_grow
 from stoker.train.checkpoints.hashing import HashingSink
 from stoker.train.checkpoints.image import Image, Piece
 from stoker.train.checkpoints.manifest import (
@@ -22,6 +24,7 @@ from stoker.train.checkpoints.manifest import (
     MANIFEST,
     PIECES,
     PLAIN,
+    REMOVAL,
     Chunk,
     File,
     Manifest,
@@ -39,7 +42,6 @@ from stoker.train.checkpoints.reader import CheckpointReader
 log = logging.getLogger("stoker.checkpoint")
 KEEP = 2
 _ATTEMPT = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
-_LEFT = re.compile(r"^\.(step-\d{12})\.[A-Za-z0-9_-]+\.part$")
 Wrote = Callable[[int], None]
 
 
@@ -66,6 +68,7 @@ class CheckpointStorage:
             raise ConfigError(f"at least 1 checkpoint is kept, not {keep}")
         self.keep = keep
         self._place = open_place(url)
+        self._clearing = Clearing(self._place, keep)
         self.shown = self._place.shown
         """The URL, without secrets."""
         self.folder = self._place.folder if isinstance(self._place, LocalPlace) else None
@@ -83,18 +86,23 @@ class CheckpointStorage:
         """
         attempt = uuid.uuid4().hex[:12]
         if not beside_others:
-            self._clean(image.commits)
-        directory = self._place.begin(step_name(image.commits), attempt, is_shared=beside_others)
+            self._clearing.clean(image.commits)
+        directory = self._begin(image.commits, attempt)
         try:
             plain = _plain_piece(image.plain, [piece.name for piece in image.pieces])
-            written = self._write(directory, 0, [*_written_ones(image.pieces), plain], wrote)
-            manifest, name = self._publish(image.commits, directory, attempt, 1, written, wrote)
-        except BaseException:
+            pieces = [*_written_ones(image.pieces), plain]
+            if beside_others and self.folder is None:
+                with shown_to_grow(self._place, directory, wrote) as growing:
+                    written = self._write(directory, 0, pieces, growing)
+            else:
+                written = self._write(directory, 0, pieces, wrote)
+            manifest, others = self._publish(image.commits, directory, attempt, 1, written, wrote)
+        except BaseException:  # also an interrupt: what is left would take as much room again
             with contextlib.suppress(EnvironmentProblem, OSError):
                 self._place.remove(directory)
             raise
         if not beside_others:
-            self._forget_old(image.commits, name)
+            self._clearing.forget_old(image.commits, others)
         return manifest
 
     def write_pieces(
@@ -151,30 +159,30 @@ class CheckpointStorage:
         _check_wholes(written.chunks, names)
         for rank in range(world_size):
             self._place.drop(directory, _part_name(rank))
-        manifest, name = self._publish(commits, directory, attempt, world_size, written, wrote)
+        manifest, others = self._publish(commits, directory, attempt, world_size, written, wrote)
         if forgets:
-            self._forget_old(commits, name)
+            self._clearing.forget_old(commits, others)
         return manifest
 
     def give_up(self, commits: int, attempt: str) -> None:
         """Remove what ranks have written of an attempt that failed; none of them is at work."""
         try:
-            self._remove(self._begin(commits, attempt))
-        except EnvironmentProblem as error:
+            self._place.remove(self._begin(commits, attempt))
+        except (EnvironmentProblem, FileNotFoundError) as error:
             log.warning("what was written of commit %d to %s is not removed: %s", commits, self.shown, error)
+
+    def attempts(self, commits: int) -> dict[str, dict[str, int]]:
+        """Directories of at least so many commits that are no checkpoints yet, each with its files' sizes: a writer is
+        at work there, and they grow, or was. Raises EnvironmentProblem."""
+        return {
+            directory: files
+            for directory, files in self._place.list().items()
+            if (of := attempted_commits_of(directory, files)) is not None and of >= commits
+        }
 
     def remove_older(self, commits: int) -> None:
         """Remove what is of fewer commits than that, whole or not, and nobody writes to any more."""
-        try:
-            names = list(self._place.list())
-        except EnvironmentProblem as error:
-            log.warning("older checkpoints are not removed: %s", error)
-            return
-        for directory in names:
-            left = _LEFT.match(directory)
-            of = commits_of(left[1] if left else directory)
-            if of is not None and of < commits:
-                self._remove(directory)
+        self._clearing.remove_older(commits)
 
     def _write(self, directory: str, rank: int, pieces: Sequence[Piece], wrote: Wrote) -> Written:
         from stoker.train.checkpoints.dcp_write import write_pieces
@@ -184,12 +192,15 @@ class CheckpointStorage:
     def _begin(self, commits: int, attempt: str) -> str:
         if not _ATTEMPT.match(attempt):
             raise ConfigError(f"{attempt!r} is no name of an attempt: letters, digits, _ and - only")
-        return self._place.begin(step_name(commits), attempt, is_shared=True)
+        return self._place.begin(step_name(commits), attempt)
 
     def _publish(
         self, commits: int, directory: str, attempt: str, world_size: int, written: Written, wrote: Wrote
-    ) -> tuple[Manifest, str]:
-        """The manifest, and the name that the directory has then."""
+    ) -> tuple[Manifest, list[str]]:
+        """The manifest, and what other checkpoints of this commit there were before.
+
+        Raises EnvironmentProblem where another writer has removed files, which took this one for dead.
+        """
         from stoker.train.checkpoints.dcp_write import write_metadata
 
         metadata = write_metadata(self._place, directory, written.chunks, wrote)
@@ -203,52 +214,40 @@ class CheckpointStorage:
             torch=str(torch.__version__),
             files=[*written.files, *metadata, pieces],
         )
-        self._put(directory, MANIFEST, encode(manifest), wrote)
-        return manifest, self._place.publish(directory, step_name(commits), attempt)
+        listed = self._place.list()
+        self._check_there(listed, directory, manifest.files)
+        last = self._put(directory, MANIFEST, encode(manifest), wrote)
+        name = self._place.publish(directory, step_name(commits), attempt)
+        try:
+            listed_now = self._place.list()
+        except EnvironmentProblem as error:
+            log.warning("whether all of %s is at %s cannot be seen: %s", name, self.shown, error)
+            return manifest, others_of(listed, commits)
+        try:
+            self._check_there(listed_now, name, [*manifest.files, last])
+        except EnvironmentProblem:
+            with contextlib.suppress(EnvironmentProblem, FileNotFoundError):
+                self._place.drop(name, MANIFEST)
+            raise
+        return manifest, others_of(listed, commits)
+
+    def _check_there(
+        self, listed: Mapping[str, Mapping[str, int]], directory: str, files: list[File]
+    ) -> None:
+        held = listed.get(directory, {})
+        bad = next((file for file in files if held.get(file.name) != file.size_bytes), None)
+        if bad is not None or REMOVAL in held:
+            what = f"{directory}/{bad.name}" if bad is not None else directory
+            raise EnvironmentProblem(
+                f"{what} was removed from {self.shown} before it was a checkpoint: has another node become the one "
+                "that writes, or does another run write there"
+            )
 
     def _put(self, directory: str, name: str, data: bytes, wrote: Wrote) -> File:
         with self._place.create(directory, name) as sink:
             stream = HashingSink(sink, wrote)
             stream.write(data)
         return stream.file(name)
-
-    # -- what goes ----------------------------------------------------------------------------------------
-
-    def _clean(self, commits: int) -> None:
-        """What writers have left that were killed in the middle, each as large as the state. A run has one writer, so
-        none of them is at work; what is beyond this run's commits is left alone."""
-        for directory, files in self._place.list().items():
-            left = _LEFT.match(directory)
-            of = commits_of(left[1] if left else directory)
-            is_torn = left is not None or MANIFEST not in files
-            if of is None or not is_torn or of > commits:
-                continue
-            log.warning("removing what a writer that broke off has left at %s: %s", self.shown, directory)
-            self._remove(directory)
-
-    def _forget_old(self, commits: int, name: str) -> None:
-        """The newest are kept, counted back from the one just written, of that name: those beyond it, which this run
-        did not come from because they could not be read or somebody wanted it so, must not push it out. Others of the
-        same commit, which the run has come to once more, go."""
-        try:
-            self._clean(commits)
-            steps = [(commits_of(one), one, files) for one, files in self._place.list().items()]
-        except EnvironmentProblem as error:
-            log.warning("older checkpoints are not removed: %s", error)
-            return
-        whole = [
-            (of, one) for of, one, files in steps if of is not None and of <= commits and MANIFEST in files
-        ]
-        kept = sorted({of for of, _ in whole})[-self.keep :]
-        for of, one in sorted(whole):
-            if of not in kept or (of == commits and one != name):
-                self._remove(one)
-
-    def _remove(self, directory: str) -> None:
-        try:
-            self._place.remove(directory)
-        except (EnvironmentProblem, FileNotFoundError) as error:
-            log.warning("%s at %s is not removed: %s", directory, self.shown, error)
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -276,12 +275,22 @@ class CheckpointStorage:
         return found
 
     def reader(self, commits: int) -> CheckpointReader:
-        """Of the checkpoint at that commit. Raises EnvironmentProblem where there is no whole one."""
-        for name, files in self._place.list().items():
-            with contextlib.suppress(FileNotFoundError):  # it was removed just now
-                if commits_of(name) == commits and MANIFEST in files:
-                    return CheckpointReader(self._place, name, files)
-        raise EnvironmentProblem(f"there is no checkpoint at commit {commits} in {self.shown}")
+        """Of the checkpoint at that commit, of several the last to be written.
+
+        Raises EnvironmentProblem where there is no whole one.
+        """
+        problem, found = None, []
+        listed = self._place.list()
+        for name in others_of(listed, commits):
+            try:
+                found.append(CheckpointReader(self._place, name, listed[name]))
+            except FileNotFoundError:
+                continue  # it was removed just now
+            except CheckpointDamaged as error:
+                problem = error
+        if found:
+            return max(found, key=lambda one: one.manifest.written_at)
+        raise problem or EnvironmentProblem(f"there is no checkpoint at commit {commits} in {self.shown}")
 
     def read(self, commits: int) -> Image:
         """The checkpoint at that commit. Raises EnvironmentProblem, CheckpointDamaged."""
@@ -319,21 +328,28 @@ class CheckpointStorage:
             fitting = [(c, name) for name, c in named.items() if below is None or c < below]
             if not fitting:
                 break
-            commits, name = max(fitting)
-            tried.add(name)
-            if MANIFEST not in listed[name]:
-                log.warning("skipping %s at %s, whose writer did not come to the end", name, self.shown)
-                continue
-            try:
-                reader = CheckpointReader(self._place, name, listed[name])
-            except FileNotFoundError:
-                continue  # a run that is writing them has put a newer one in its place: look again
-            except CheckpointDamaged as error:
-                log.warning("skipping a checkpoint at %s: %s", self.shown, error)
-                problem = problem or str(error)
-                continue
-            found = True
-            yield commits, reader
+            commits = max(fitting)[0]
+            readers: list[CheckpointReader] = []
+            for name in sorted(name for of, name in fitting if of == commits):
+                tried.add(name)
+                if MANIFEST not in listed[name]:
+                    # Who asks for what is older may well know that this one is being written.
+                    level = logging.WARNING if below is None else logging.DEBUG
+                    log.log(
+                        level, "skipping %s at %s, whose writer did not come to the end", name, self.shown
+                    )
+                    continue
+                try:
+                    readers.append(CheckpointReader(self._place, name, listed[name]))
+                except FileNotFoundError:
+                    continue  # a run that is writing them has put a newer one in its place: look again
+                except CheckpointDamaged as error:
+                    log.warning("skipping a checkpoint at %s: %s", self.shown, error)
+                    problem = problem or str(error)
+            # A run that came to a commit again may have come there with another state: what it wrote last counts.
+            for reader in sorted(readers, key=lambda one: one.manifest.written_at, reverse=True):
+                found = True
+                yield commits, reader
         if problem and not found:
             raise self._none_can_be_read(problem)
         if not tried and below is None:

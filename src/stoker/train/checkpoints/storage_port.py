@@ -14,7 +14,7 @@ import xxhash
 
 from stoker.errors import EnvironmentProblem
 from stoker.train.checkpoints.hashing import hash_of
-from stoker.train.checkpoints.image import image_of
+from stoker.train.checkpoints.image import OWN, image_of
 from stoker.train.checkpoints.storage import CheckpointStorage
 from stoker.train.packing import pack
 from stoker.wire.saving import STORAGE_FILE, StorageWanted
@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
     state: dict[str, Any]
     """As it was exported."""
     fingerprint: str = ""
-    """The same wherever the same is loaded, bit for bit; empty: not known."""
+    """The same wherever the same is loaded, bit for bit, but for random generators; empty: not known."""
 
 
 class RunStorage:
@@ -37,15 +37,24 @@ class RunStorage:
 
     def __init__(self, url: str, keep: int) -> None:
         """Raises ConfigError."""
-        self.url = url
         self.keep = keep
         self._storage = CheckpointStorage(url, keep)
         self.folder = self._storage.folder
         """Where it is one of this machine's."""
+        self.url = url if self.folder is None else str(self.folder)
+        """The same for other processes, whatever folder they are in."""
         self.shown = self._storage.shown
         """For messages: without secrets."""
         self.problem = ""
         """Why the newest checkpoint is not written; empty: it is."""
+
+    def newest_commits(self) -> int | None:
+        """Of the newest one that is whole, as far as can be seen without its tensors; None: there is none.
+
+        Raises EnvironmentProblem where there are checkpoints and none is whole.
+        """
+        found = self._storage.newest()
+        return found[0] if found is not None else None
 
     def newest(self, beyond: int = -1) -> Loaded | None:
         """The newest one that can be read, if there is any of more commits than that; else nothing is read.
@@ -61,10 +70,9 @@ class RunStorage:
     def has(self, commits: int) -> bool:
         """Whether its newest checkpoint is of that commit, as far as can be seen."""
         try:
-            found = self._storage.newest()
+            return self.newest_commits() == commits
         except EnvironmentProblem:
             return False
-        return found is not None and found[0] == commits
 
     def oldest(self) -> int | None:
         """The commits of the oldest checkpoint that is kept. Raises EnvironmentProblem."""
@@ -87,7 +95,7 @@ class RunStorage:
 
 def _loaded(commits: int, state: dict[str, Any]) -> Loaded:
     tensors: list[torch.Tensor] = []
-    plain = pack(state, tensors)
+    plain = pack({part: held for part, held in state.items() if part != OWN}, tensors)
     described = [[str(tensor.dtype), list(tensor.shape), hash_of(tensor)] for tensor in tensors]
     raw = msgspec.msgpack.encode([plain, described])
     return Loaded(commits, state, xxhash.xxh3_128(raw).hexdigest())

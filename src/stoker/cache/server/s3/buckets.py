@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.s3 import operation_types as ops
 from stoker.cache.server.s3.call import Call
-from stoker.cache.server.s3.headers import quoted_etag
+from stoker.cache.server.s3.documents import Documents
 from stoker.cache.server.s3.listing import lister_of
 from stoker.cache.server.s3.listing_xml import Described, Owner, list_document
 from stoker.cache.server.s3.results import buckets_document, location_document, versioning_document
@@ -24,6 +25,7 @@ class Buckets:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._documents = Documents()
 
     def handlers(self) -> Mapping[type[ops.Operation], Callable[[Call, ops.Operation], Awaitable[None]]]:
         """What does which operation."""
@@ -40,7 +42,11 @@ class Buckets:
     async def _list_buckets(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.ListBuckets)
         await call.take_no_body()
-        names = [(name, 0.0) for name in sorted(self._engine.buckets) if call.principal.may_read(name)]
+        names = [
+            (name, bucket.spec.made_ms / 1000)
+            for name, bucket in sorted(self._engine.buckets.items())
+            if call.principal.knows(name)
+        ]
         call.reply_xml(buckets_document(operation, names, OWNER, REGION))
 
     async def _head(self, call: Call, operation: ops.Operation) -> None:
@@ -63,12 +69,30 @@ class Buckets:
         assert isinstance(operation, ops.Listing)
         await call.take_no_body()
         bucket = call.bucket(self._engine, operation.bucket)
-        lister = lister_of(operation)
+        call.reply_xml(await self._document(bucket, operation, call.hops))
+
+    async def _document(self, bucket: Bucket, operation: ops.Listing, hops: int) -> bytes:
+        lister, metadata = lister_of(operation), self._engine.metadata
+        first, asks = lister.ask, 0
+        known = None if first is None else metadata.page_said(bucket, *first)
+        document = self._documents.get(operation, known)
+        if document is not None:
+            return document
         while (ask := lister.ask) is not None:
-            page = await self._engine.metadata.page(bucket, ask.prefix, ask.after, ask.limit, call.hops)
+            asks += 1
+            page = await metadata.page(bucket, ask.prefix, ask.after, ask.limit, hops)
             lister.feed(page.objects, page.after is None)
-        call.reply_xml(list_document(operation, lister.page(), _described, OWNER))
+        document = list_document(operation, lister.page(), _described, OWNER)
+        # It was made of the page that was known before if that is still known.
+        if (
+            first is not None
+            and known is not None
+            and asks == 1
+            and metadata.page_said(bucket, *first) is known
+        ):
+            self._documents.put(operation, known, document)
+        return document
 
 
 def _described(info: ObjectInfo) -> Described:
-    return Described(quoted_etag(etag_of(info.version))[1:-1], info.modified_s)
+    return Described(etag_of(info.version)[1:-1], info.modified_s)

@@ -23,7 +23,11 @@ STATUSES: Mapping[str, int] = {
     "MalformedTrailerError": 400, "MalformedXML": 400, "MaxMessageLengthExceeded": 400, "MetadataTooLarge": 400,
     "MethodNotAllowed": 405, "MissingContentLength": 411, "MissingRequestBodyError": 400,
     "MissingSecurityHeader": 400, "NoSuchBucket": 404, "NoSuchKey": 404, "NoSuchUpload": 404, "NoSuchVersion": 404,
-    "NotImplemented": 501, "OperationAborted": 409, "PreconditionFailed": 412, "RequestTimeTooSkewed": 403,
+    "NoSuchBucketPolicy": 404, "NoSuchCORSConfiguration": 404, "NoSuchLifecycleConfiguration": 404,
+    "NoSuchPublicAccessBlockConfiguration": 404, "NoSuchTagSet": 404, "NoSuchWebsiteConfiguration": 404,
+    "NotImplemented": 501, "ObjectLockConfigurationNotFoundError": 404, "OperationAborted": 409,
+    "OwnershipControlsNotFoundError": 404, "ReplicationConfigurationNotFoundError": 404,
+    "ServerSideEncryptionConfigurationNotFoundError": 404, "PreconditionFailed": 412, "RequestTimeTooSkewed": 403,
     "RequestTimeout": 400, "ServiceUnavailable": 503, "SignatureDoesNotMatch": 403, "SlowDown": 503,
     "XAmzContentSHA256Mismatch": 400,
 }  # fmt: skip
@@ -70,6 +74,8 @@ def error_answer(refusal: S3Refusal, resource: str, request_id: str, host_id: st
     ]
     body = f"{XML}<Error>{''.join(parts)}</Error>".encode()
     headers = [("Content-Type", "application/xml"), *answer_headers(request_id, host_id)]
+    if refusal.code == "InvalidRange" and (size := dict(refusal.more).get("ActualObjectSize")):
+        headers.append(("Content-Range", f"bytes */{size}"))
     return ErrorAnswer(STATUSES[refusal.code], headers, body)
 
 

@@ -28,6 +28,10 @@ from stoker.wire.cache_api import ObjectInfo
 HIGHEST = "\U0010ffff"
 """No character comes after it: with it a name ends that comes after all that begin as it does."""
 _MARK_BYTES = 8
+ASKS_MAX = 32
+"""For one page: each common prefix may cost one. What there is by then is a page, as S3 may always give fewer."""
+ASKS_IN_VAIN_MAX = 1000
+"""Without an entry: it stands amid a common prefix that is too long to be stepped over."""
 
 
 class Ask(NamedTuple):
@@ -61,6 +65,7 @@ class Lister:
         self._last_is_prefix = False
         self._is_truncated = False
         self._is_done = max_keys == 0
+        self._asks = 0
         below = self._entry_of(after) if after.startswith(prefix) else after
         self._after: str | None = _behind(below, after) if below != after or self._ends(after) else after
         if after < prefix:
@@ -75,7 +80,8 @@ class Lister:
         return Ask(self._prefix, self._after, min(limit, LIST_MAX))
 
     def feed(self, objects: Sequence[ObjectInfo], is_last: bool) -> None:
-        """What the origin has answered to `ask`; `is_last`: there is nothing after it."""
+        """What the origin has answered to `ask`; `is_last`: there is nothing after it. Raises S3Refusal where the
+        origin leads nowhere."""
         entry = ""
         for info in objects:
             entry = self._entry_of(info.key)
@@ -93,7 +99,14 @@ class Lister:
             self._is_done = True
             return
         key = objects[-1].key
-        self._after = _behind(entry, key) if entry != key or self._ends(entry) else key
+        before, self._after = self._after, _behind(entry, key) if entry != key or self._ends(entry) else key
+        if before is not None and self._after <= before:
+            raise S3Refusal("InternalError", f"The origin lists {key[:100]!r} behind {before[:100]!r}")
+        self._asks += 1
+        if self._asks >= ASKS_MAX and (self._objects or self._prefixes):
+            self._is_truncated = self._is_done = True
+        elif self._asks >= ASKS_IN_VAIN_MAX:
+            raise S3Refusal("ServiceUnavailable", f"Too much lies below {entry[:100]!r} to list what follows")
 
     def page(self) -> Page:
         """The page, once nothing is to be asked for."""
@@ -135,7 +148,7 @@ def _start_of(operation: Listing) -> str:
         # There is one version of each key: after it comes the next key.
         return operation.key_marker
     assert isinstance(operation, ListObjectsV2)
-    if operation.continuation_token is None:
+    if not operation.continuation_token:
         return operation.start_after
     return _read_token(operation, operation.continuation_token)
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from stoker.cache.server.s3.headers import quoted_etag
 from stoker.cache.server.s3.listing import Page, token_of
 from stoker.cache.server.s3.operation_types import Listing, ListObjects, ListObjectsV2, ListObjectVersions
-from stoker.cache.server.s3.xml import document, element
+from stoker.cache.server.s3.xml import document, element, escape
 from stoker.wire.cache_api import ObjectInfo
 from stoker.wire.http_dates import format_iso_date
 
@@ -45,16 +45,18 @@ def list_document(operation: Listing, page: Page, describe: Describe, owner: Own
         assert isinstance(operation, ListObjectVersions)
         name, own = "ListVersionsResult", _own_versions(operation, page, encode)
     is_versions = name == "ListVersionsResult"
+    # Version 1 gives it back as it was asked for: botocore does not decode it there.
+    prefix = operation.prefix if isinstance(operation, ListObjects) else encode(operation.prefix)
     return document(
         name,
         element("Name", operation.bucket),
-        element("Prefix", encode(operation.prefix)),
+        element("Prefix", prefix),
         *own,
         element("MaxKeys", operation.max_keys),
         *([element("Delimiter", encode(operation.delimiter))] if operation.delimiter else []),
         *([element("EncodingType", "url")] if operation.is_url_encoded else []),
         element("IsTruncated", page.is_truncated),
-        *(_object(info, describe(info), encode, said, is_versions) for info in page.objects),
+        *_objects(page, describe, encode, said, is_versions),
         *(
             f"<CommonPrefixes>{element('Prefix', encode(one))}</CommonPrefixes>"
             for one in page.common_prefixes
@@ -94,17 +96,22 @@ def _own_versions(operation: ListObjectVersions, page: Page, encode: Callable[[s
     return parts
 
 
-def _object(
-    info: ObjectInfo, described: Described, encode: Callable[[str], str], owner: str, is_version: bool
-) -> str:
+def _objects(
+    page: Page, describe: Describe, encode: Callable[[str], str], owner: str, is_version: bool
+) -> list[str]:
+    """There may be thousands: what is the same of all is made once."""
     version = element("VersionId", "null") + element("IsLatest", True) if is_version else ""
     name = "Version" if is_version else "Contents"
-    return (
-        f"<{name}>{element('Key', encode(info.key))}{version}"
-        f"{element('LastModified', format_iso_date(described.modified_s))}"
-        f"{element('ETag', quoted_etag(described.etag))}{element('Size', info.size_bytes)}{owner}"
-        f"{element('StorageClass', 'STANDARD')}</{name}>"
-    )
+    begin, modified = f"<{name}><Key>", f"</Key>{version}<LastModified>"
+    end = f"</Size>{owner}{element('StorageClass', 'STANDARD')}</{name}>"
+    said = []
+    for info in page.objects:
+        etag, modified_s = describe(info)
+        said.append(
+            f"{begin}{escape(encode(info.key))}{modified}{format_iso_date(modified_s)}</LastModified>"
+            f"<ETag>&quot;{escape(quoted_etag(etag)[1:-1])}&quot;</ETag><Size>{info.size_bytes}{end}"
+        )
+    return said
 
 
 def owner_element(owner: Owner, name: str = "Owner") -> str:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 from stoker.base.ids import check_name
 from stoker.cache.auth.s3_refusal import S3Refusal
-from stoker.cache.auth.sigv4_canonical import query_fields
+from stoker.cache.auth.sigv4_canonical import Fields, query_fields
 from stoker.cache.server.s3.operation_types import LIST_MAX, CopySource, WrittenHeaders
 from stoker.wire.cache_api import RESERVED_BUCKETS
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 """Names and values of `x-amz-meta-…` together, as S3 counts them."""
-_NEW_BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+\Z)(?!xn--)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
+_NEW_BUCKET = re.compile(
+    r"(?!\d+\.\d+\.\d+\.\d+\Z)(?!xn--)[a-z0-9](?:[a-z0-9]|-(?!\.)|\.(?![.-])){1,61}[a-z0-9]"
+)
+_CANNED_ACLS = frozenset(
+    (
+        *("private", "public-read", "public-read-write", "authenticated-read", "aws-exec-read"),
+        *("log-delivery-write", "bucket-owner-read", "bucket-owner-full-control"),
+    )
+)
+_STORAGE_CLASSES = frozenset(
+    ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
+)
+"""Those whose objects can be read at once: which it is the origin does not hear."""
 _RANGE = re.compile(rb"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _META = b"x-amz-meta-"
 _KEPT = (
@@ -24,9 +37,21 @@ _KEPT = (
 _OVERRIDES = (
     "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires",
 )  # fmt: skip
+_ATTRIBUTES = frozenset(("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"))
+_COMPOSITE, _FULL = "COMPOSITE", "FULL_OBJECT"
+_CHECKSUM_TYPES: Mapping[str, tuple[str, ...]] = {
+    "CRC32": (_COMPOSITE, _FULL),
+    "CRC32C": (_COMPOSITE, _FULL),
+    "CRC64NVME": (_FULL,),
+    "SHA1": (_COMPOSITE,),
+    "SHA256": (_COMPOSITE,),
+}
+"""Of each algorithm, the usual one first."""
 _SIGNED_BY = ("AWSAccessKeyId", "Signature", "Expires")
 _NOT_HERE = {
+    b"x-amz-server-side-encryption": "Encryption that a request asks for",
     b"x-amz-server-side-encryption-customer-algorithm": "Encryption with the customer's key",
+    b"x-amz-server-side-encryption-customer-key": "Encryption with the customer's key",
     b"x-amz-copy-source-server-side-encryption-customer-algorithm": "Encryption with the customer's key",
     b"x-amz-object-lock-mode": "Object lock",
     b"x-amz-object-lock-legal-hold": "Object lock",
@@ -40,9 +65,9 @@ _NOT_HERE = {
 class Query:
     """The fields of a query by their names; of a repeated one the first counts. Raises S3Refusal."""
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, fields: Fields) -> None:
         self._fields: dict[str, str] = {}
-        for name, value in query_fields(raw):
+        for name, value in fields:
             text = _utf8(name, "InvalidURI", "Couldn't parse the specified URI.")
             said = _utf8(value, "InvalidArgument", f"The value of {text[:100]!r} is not UTF-8")
             self._fields.setdefault(text, said)
@@ -141,7 +166,7 @@ def copy_source(raw: bytes) -> CopySource:
     """
     path, mark, query = raw.strip().partition(b"?")
     if mark:
-        refuse_version(Query(query))
+        refuse_version(Query(query_fields(query)))
     bucket, slash, key = unquote_to_bytes(path).removeprefix(b"/").partition(b"/")
     if bucket.startswith(b"arn:"):
         raise S3Refusal(
@@ -170,6 +195,41 @@ def checked_range(raw: bytes | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
+def attributes_wanted(headers: Mapping[bytes, bytes]) -> frozenset[str]:
+    """What `x-amz-object-attributes` names. Raises S3Refusal."""
+    said = headers.get(b"x-amz-object-attributes", b"").decode("latin-1")
+    wanted = frozenset(name.strip() for name in said.split(","))
+    if not wanted <= _ATTRIBUTES:
+        more = ("ArgumentName", "x-amz-object-attributes"), ("ArgumentValue", said[:200])
+        raise S3Refusal("InvalidArgument", "Invalid attribute name specified.", more)
+    return wanted
+
+
+def checksum_of_upload(headers: Mapping[bytes, bytes]) -> tuple[str, str]:
+    """The algorithm and the type of an upload's checksum, in upper case; empty, if none is said. Raises S3Refusal."""
+    algorithm = headers.get(b"x-amz-checksum-algorithm", b"").decode("latin-1").upper()
+    kind = headers.get(b"x-amz-checksum-type", b"").decode("latin-1").upper()
+    if not algorithm:
+        if kind:
+            raise S3Refusal(
+                "InvalidRequest",
+                "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header.",
+            )
+        return "", ""
+    if algorithm not in _CHECKSUM_TYPES:
+        raise S3Refusal(
+            "InvalidRequest",
+            "Checksum algorithm provided is unsupported. Please try again with any of the valid types: "
+            f"[{', '.join(_CHECKSUM_TYPES)}]",
+        )
+    if kind and kind not in _CHECKSUM_TYPES[algorithm]:
+        raise S3Refusal(
+            "InvalidRequest",
+            f"The {kind[:40]} checksum type cannot be used with the {algorithm.lower()} checksum algorithm.",
+        )
+    return algorithm, kind or _CHECKSUM_TYPES[algorithm][0]
+
+
 def overrides_of(fields: Query) -> dict[str, str]:
     """What headers of the answer are to say instead (`response-content-type` …). Raises S3Refusal."""
     said = {name: fields.text(f"response-{name}") for name in _OVERRIDES if f"response-{name}" in fields}
@@ -184,13 +244,21 @@ def written_headers(headers: Mapping[bytes, bytes]) -> WrittenHeaders:
     for name, what in _NOT_HERE.items():
         if name in headers:
             raise S3Refusal("NotImplemented", f"{what} ({name.decode()}) is not implemented by this cache")
-    kept = {name.decode(): headers[name].decode("latin-1") for name in _KEPT if name in headers}
+    canned_acl(headers)
+    storage_class = headers.get(b"x-amz-storage-class", b"STANDARD").decode("latin-1")
+    if storage_class not in _STORAGE_CLASSES:
+        raise S3Refusal(
+            "InvalidStorageClass",
+            "The storage class you specified is not valid",
+            (("StorageClassRequested", storage_class[:100]),),
+        )
+    kept = {name.decode(): _ascii(headers[name]) for name in _KEPT if headers.get(name)}
     encodings = [one.strip() for one in kept.pop("content-encoding", "").split(",")]
     rest = ", ".join(one for one in encodings if one and one.lower() != "aws-chunked")
     if rest:
         kept["content-encoding"] = rest
     metadata = {
-        name.removeprefix(_META).decode("latin-1"): value.decode("latin-1")
+        name.removeprefix(_META).decode("latin-1"): _ascii(value)
         for name, value in headers.items()
         if name.startswith(_META)
     }
@@ -201,6 +269,30 @@ def written_headers(headers: Mapping[bytes, bytes]) -> WrittenHeaders:
             "MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size.", more
         )
     return WrittenHeaders(kept, metadata)
+
+
+def canned_acl(headers: Mapping[bytes, bytes]) -> str:
+    """The name of a list of rights; empty, if none is said. Raises S3Refusal."""
+    said = headers.get(b"x-amz-acl", b"").decode("latin-1")
+    if said and said not in _CANNED_ACLS:
+        more = ("ArgumentName", "x-amz-acl"), ("ArgumentValue", said[:100])
+        raise S3Refusal("InvalidArgument", f"{said[:100]!r} is no canned ACL", more)
+    return said
+
+
+def _ascii(value: bytes) -> str:
+    """A header's value as ASCII; what goes beyond that is encoded as in a mail (RFC 2047), as S3 gives it back. Raises
+    S3Refusal."""
+    if value.isascii():
+        text = value.decode()
+        if text.isprintable() or text.replace("\t", "").isprintable():
+            return text
+        raise S3Refusal("InvalidArgument", f"A header has no control characters: {text[:100]!r}")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = value.decode("latin-1")
+    return f"=?UTF-8?B?{base64.b64encode(text.encode()).decode()}?="
 
 
 def _bad_bucket(name: str) -> S3Refusal:

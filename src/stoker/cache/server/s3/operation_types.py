@@ -55,6 +55,40 @@ class GetBucketVersioning(Operation, frozen=True, kw_only=True):
     """Whether it keeps versions."""
 
 
+class GetSetting(Operation, frozen=True, kw_only=True):
+    """A setting that is here as it is by default: `setting` is the field of the query that names it."""
+
+    setting: str
+
+
+class GetBucketSetting(GetSetting, frozen=True, kw_only=True):
+    """Of a bucket."""
+
+
+class GetObjectSetting(GetSetting, frozen=True, kw_only=True):
+    """Of an object."""
+
+
+class PutAcl(Operation, frozen=True, kw_only=True):
+    """Who may do what. `canned`: the name of a list that S3 has ready; empty, if it is said in another way."""
+
+    canned: str
+
+
+class PutBucketAcl(PutAcl, frozen=True, kw_only=True):
+    """With a bucket."""
+
+
+class PutObjectAcl(PutAcl, frozen=True, kw_only=True):
+    """With an object."""
+
+
+class GetObjectAttributes(Operation, frozen=True, kw_only=True):
+    """`wanted`: the names of those that are to be told."""
+
+    wanted: frozenset[str]
+
+
 class CreateBucket(Operation, frozen=True, kw_only=True):
     """Has perhaps a body: `xml.read_location`."""
 
@@ -79,7 +113,7 @@ class ListObjects(Listing, frozen=True, kw_only=True):
 
 
 class ListObjectsV2(Listing, frozen=True, kw_only=True):
-    """Version 2. `continuation_token` None: this is the first page."""
+    """Version 2. `continuation_token` None, or empty: this is the first page."""
 
     start_after: str = ""
     continuation_token: str | None = None
@@ -155,10 +189,12 @@ class DeleteObjects(Operation, frozen=True, kw_only=True):
 
 
 class CreateMultipartUpload(Operation, frozen=True, kw_only=True):
-    """Begin an upload in parts. `checksum`: the algorithm, in upper case; empty, if none is said."""
+    """Begin an upload in parts. `checksum`: the algorithm, in upper case; empty, if none is said. `checksum_type`:
+    `COMPOSITE` (of the parts' checksums) or `FULL_OBJECT`; empty, if there is no algorithm."""
 
     written: WrittenHeaders
     checksum: str = ""
+    checksum_type: str = ""
 
 
 class OfUpload(Operation, frozen=True, kw_only=True):

@@ -15,8 +15,11 @@ from stoker.cache.server.s3.errors import method_not_allowed, not_implemented
 from stoker.cache.server.s3.headers import conditions_of
 from stoker.cache.server.s3.operation_fields import (
     Query,
+    attributes_wanted,
     bucket_name,
+    canned_acl,
     checked_range,
+    checksum_of_upload,
     copy_source,
     new_bucket_name,
     object_key,
@@ -24,28 +27,26 @@ from stoker.cache.server.s3.operation_fields import (
     refuse_version,
     written_headers,
 )
+from stoker.cache.server.s3.settings import ACL, BUCKET_SETTINGS, OBJECT_SETTINGS
 from stoker.cache.server.s3.xml import part_number
 
 _SOURCE = "x-amz-copy-source"
 _OF_BUCKETS = (
-    "abac", "accelerate", "acl", "analytics", "cors", "encryption", "intelligent-tiering", "inventory", "lifecycle",
-    "logging", "metadataConfiguration", "metadataInventoryTable", "metadataJournalTable", "metadataTable", "metrics",
-    "notification", "object-lock", "ownershipControls", "policy", "policyStatus", "publicAccessBlock", "replication",
-    "requestPayment", "session", "tagging", "website",
+    *BUCKET_SETTINGS,
+    "abac", "analytics", "intelligent-tiering", "inventory", "metadataConfiguration", "metadataInventoryTable",
+    "metadataJournalTable", "metadataTable", "metrics", "session",
 )  # fmt: skip
-_OF_OBJECTS = (
-    "acl", "attributes", "legal-hold", "renameObject", "restore", "retention", "select", "tagging", "torrent",
-)  # fmt: skip
+_OF_OBJECTS = (*OBJECT_SETTINGS, "attributes", "renameObject", "restore", "select", "torrent")
 """Fields of queries that stand for operations which a cache has not."""
 
 
 def operation_of(head: Head, domains: Sequence[str] = ()) -> ops.Operation:
     """What is asked for. `domains`: below which a host's first labels are a bucket's name (`BUCKET.DOMAIN`), in lower
     case; else the bucket is the path's first part. Raises S3Refusal."""
-    path, _, query = head.target.partition(b"?")
+    path = head.target.partition(b"?")[0]
     if not path.startswith(b"/"):
         raise S3Refusal("InvalidURI", "Couldn't parse the specified URI.")
-    fields = Query(query)
+    fields = Query(head.fields)
     bucket = _bucket_of_host(head.headers.get(b"host", b""), domains)
     rest = path[1:]
     if bucket is None:
@@ -54,10 +55,13 @@ def operation_of(head: Head, domains: Sequence[str] = ()) -> ops.Operation:
     if not bucket:
         return _of_service(head.method, fields)
     if not rest:
-        return _of_bucket(head.method, fields, bucket_name(bucket))
+        return _of_bucket(head, fields, bucket_name(bucket))
     key = object_key(unquote_to_bytes(rest))
-    _refuse_unknown(fields, _OF_OBJECTS)
     name = bucket_name(bucket)
+    about = _about_object(head, fields, name, key)
+    if about is not None:
+        return about
+    _refuse_unknown(fields, _OF_OBJECTS)
     if head.method in ("GET", "HEAD"):
         return _read(head, fields, name, key)
     fields.refuse_others("uploads", "uploadId", "partNumber", "versionId")
@@ -97,7 +101,30 @@ def _of_service(method: str, fields: Query) -> ops.Operation:
     )
 
 
-def _of_bucket(method: str, fields: Query, bucket: str) -> ops.Operation:
+def _about_object(head: Head, fields: Query, bucket: str, key: str) -> ops.Operation | None:
+    """What is asked of it besides its content; None: something else."""
+    if head.method == "GET":
+        for setting in OBJECT_SETTINGS:
+            if setting in fields:
+                refuse_version(fields)
+                return ops.GetObjectSetting(bucket=bucket, key=key, setting=setting)
+        if "attributes" in fields:
+            refuse_version(fields)
+            wanted = attributes_wanted(head.headers)
+            return ops.GetObjectAttributes(bucket=bucket, key=key, wanted=wanted)
+    if head.method == "PUT" and ACL in fields:
+        return ops.PutObjectAcl(bucket=bucket, key=key, canned=canned_acl(head.headers))
+    return None
+
+
+def _of_bucket(head: Head, fields: Query, bucket: str) -> ops.Operation:
+    method = head.method
+    if method == "GET":
+        for setting in BUCKET_SETTINGS:
+            if setting in fields:
+                return ops.GetBucketSetting(bucket=bucket, setting=setting)
+    if method == "PUT" and ACL in fields:
+        return ops.PutBucketAcl(bucket=bucket, canned=canned_acl(head.headers))
     _refuse_unknown(fields, _OF_BUCKETS)
     if method == "GET":
         return _get_bucket(fields, bucket)
@@ -105,6 +132,9 @@ def _of_bucket(method: str, fields: Query, bucket: str) -> ops.Operation:
         return ops.HeadBucket(bucket=bucket)
     fields.refuse_others("delete" if method == "POST" else "")
     if method == "PUT":
+        canned_acl(head.headers)
+        if head.headers.get(b"x-amz-bucket-object-lock-enabled", b"").lower() == b"true":
+            raise not_implemented("Object lock")
         return ops.CreateBucket(bucket=new_bucket_name(bucket))
     if method == "DELETE":
         return ops.DeleteBucket(bucket=bucket)
@@ -153,8 +183,6 @@ def _get_bucket(fields: Query, bucket: str) -> ops.Operation:
     kind = fields.text("list-type")
     if kind == "2":
         token = fields.text("continuation-token") if "continuation-token" in fields else None
-        if token == "":
-            raise fields.wrong("continuation-token", "The continuation token provided is incorrect")
         return ops.ListObjectsV2(
             bucket=bucket,
             prefix=prefix,
@@ -247,9 +275,13 @@ def _put(headers: Mapping[bytes, bytes], fields: Query, bucket: str, key: str) -
 
 def _post(headers: Mapping[bytes, bytes], fields: Query, bucket: str, key: str) -> ops.Operation:
     if "uploads" in fields:
-        checksum = headers.get(b"x-amz-checksum-algorithm", b"").decode("latin-1").upper()
+        algorithm, kind = checksum_of_upload(headers)
         return ops.CreateMultipartUpload(
-            bucket=bucket, key=key, written=written_headers(headers), checksum=checksum
+            bucket=bucket,
+            key=key,
+            written=written_headers(headers),
+            checksum=algorithm,
+            checksum_type=kind,
         )
     if "uploadId" in fields:
         return ops.CompleteMultipartUpload(

@@ -16,7 +16,7 @@ from stoker.cache.server.s3.errors import no_such_key
 from stoker.cache.server.s3.headers import Outcome, evaluate
 from stoker.cache.store.attributes import headers_of
 from stoker.cache.store.known import Known
-from stoker.errors import ObjectChanged, ObjectNotFound
+from stoker.errors import ObjectChanged, ObjectNotFound, OriginError
 from stoker.wire.http import etag_of
 from stoker.wire.http_dates import parse_http_date
 
@@ -58,6 +58,8 @@ class Reading:
             is_refreshing=is_refreshing(call.request),
             begins=is_begun and operation.range.replace(" ", "") in ("", "bytes=0-"),
         )
+        if not known.attributes:
+            known = await self._told(bucket, known, call.hops)
         outcome, why = _evaluated(operation, known)
         if outcome is Outcome.PRECONDITION_FAILED:
             # Who asks may know of a newer version than is known here.
@@ -92,6 +94,13 @@ class Reading:
             call.answer.finish()
             return
         await self._objects.send(bucket, known, part, call.answer, start_answer, call.hops)
+
+    async def _told(self, bucket: Bucket, known: Known, hops: int) -> Known:
+        """The same with what the origin says of it besides; as it is, where the origin cannot be asked."""
+        try:
+            return await self._engine.locate(bucket, known.key, hops, is_refreshing=True)
+        except OriginError:
+            return known
 
 
 def _evaluated(operation: ops.ReadObject, known: Known) -> tuple[Outcome, str]:

@@ -115,6 +115,10 @@ def completed_document(operation: OfUpload, location: str, etag: str, checksums:
         element("Key", operation.key),
         element("ETag", quoted_etag(etag)),
         *_checksums(checksums),
+        *(
+            element("ChecksumType", "COMPOSITE" if "-" in said else "FULL_OBJECT")
+            for said in checksums.values()
+        ),
     )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
+from stoker.base.clock import Clock
+from stoker.cache.auth.checksums import MAKERS, PREFIX
+from stoker.cache.auth.composing import PartSum, check_composed
 from stoker.cache.auth.s3_refusal import S3Refusal
+from stoker.cache.origin.guarded_writes import GuardedWrites
 from stoker.cache.origin.writing_port import UploadPart
-from stoker.cache.server.buckets import Bucket
+from stoker.cache.server.begun import BegunUploads
 from stoker.cache.server.engine import Engine
 from stoker.cache.server.s3 import operation_types as ops
 from stoker.cache.server.s3.buckets import OWNER
@@ -23,7 +27,8 @@ from stoker.cache.server.s3.results import (
     uploads_document,
 )
 from stoker.cache.server.s3.writing import PUT_BYTES_MAX, Writing, attributes_of, content
-from stoker.cache.server.s3.xml import BODY_BYTES_MAX, read_complete
+from stoker.cache.server.s3.xml import BODY_BYTES_MAX, CompletedPart, read_complete
+from stoker.errors import EnvironmentProblem
 from stoker.wire.http import etag_of
 
 PART_BYTES_MIN = 5 * 1024 * 1024
@@ -36,8 +41,10 @@ _UPLOADS_MAX = 100_000
 class Uploads:
     """Of one engine."""
 
-    def __init__(self, engine: Engine, writing: Writing) -> None:
+    def __init__(self, engine: Engine, writing: Writing, clock: Clock, begun: BegunUploads) -> None:
         self._engine = engine
+        self._begun = begun
+        self._clock = clock
         self._writing = writing
 
     def handlers(self) -> Mapping[type[ops.Operation], Callable[[Call, ops.Operation], Awaitable[None]]]:
@@ -56,22 +63,29 @@ class Uploads:
         assert isinstance(operation, ops.CreateMultipartUpload)
         await call.take_no_body()
         bucket = call.writable(self._engine, operation.bucket)
-        upload_id = await bucket.writable_origin.begin_upload(operation.key, attributes_of(operation.written))
+        upload_id = await call.writes(bucket).begin_upload(operation.key, attributes_of(operation.written))
+        with suppress(EnvironmentProblem):  # it is only who gives it up that is not known then
+            await self._begun.begin(operation.bucket, operation.key, upload_id, call.principal)
         call.reply_xml(created_document(operation, upload_id))
 
     async def _part(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.UploadPart)
         bucket = call.writable(self._engine, operation.bucket)
-        size_bytes = call.body_bytes
+        size_bytes = call.announced_bytes()
         if size_bytes is None:
             raise S3Refusal("MissingContentLength", "You must provide the Content-Length HTTP header.")
         if size_bytes > PUT_BYTES_MAX:
             raise S3Refusal("EntityTooLarge", f"A part has at most {PUT_BYTES_MAX} bytes")
         async with aclosing(call.parts()) as parts:
-            etag = await bucket.writable_origin.put_part(
-                operation.key, operation.upload_id, operation.part_number, parts, size_bytes
+            etag = await call.writes(bucket).put_part(
+                operation.key,
+                operation.upload_id,
+                operation.part_number,
+                parts,
+                size_bytes,
+                sha256=call.sha256,
             )
-        call.reply(200, [("ETag", quoted_etag(etag)), *call.verified])
+        call.reply(200, [("ETag", quoted_etag(etag)), *call.checksums(is_object=False)])
 
     async def _part_copy(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.UploadPartCopy)
@@ -83,12 +97,15 @@ class Uploads:
         if operation.source_range is not None:
             start, stop = operation.source_range[0], operation.source_range[1] + 1
         if stop > known.size_bytes:
-            raise S3Refusal("InvalidRange", f"The source has {known.size_bytes} bytes", ())
+            raise S3Refusal(
+                "InvalidArgument",
+                f"Range specified is not valid for source object of size: {known.size_bytes}",
+            )
         async with aclosing(content(source, known, start, stop)) as parts:
-            etag = await bucket.writable_origin.put_part(
+            etag = await call.writes(bucket).put_part(
                 operation.key, operation.upload_id, operation.part_number, parts, stop - start
             )
-        call.reply_xml(copied_document("CopyPartResult", quoted_etag(etag)[1:-1], 0.0, {}))
+        call.reply_xml(copied_document("CopyPartResult", quoted_etag(etag)[1:-1], self._clock.wall(), {}))
 
     async def _complete(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.CompleteMultipartUpload)
@@ -96,54 +113,49 @@ class Uploads:
         asked = read_complete(await call.document(BODY_BYTES_MAX))
         if_match, if_none_match = await self._writing.conditions(bucket, operation.key, operation.conditions)
         parts = [(part.number, part.etag) for part in asked]
-        await self._check_sizes(bucket, operation, [number for number, _ in parts])
-        info = await bucket.writable_origin.complete_upload(
+        writes = call.writes(bucket)
+        sizes = _sizes(asked, await self._came(writes, operation))
+        checksums = _checksums(call, asked, sizes)
+        info = await writes.complete_upload(
             operation.key, operation.upload_id, parts, if_match=if_match, if_none_match=if_none_match
         )
+        self._begun.end(operation.upload_id)
         await self._writing.wrote(bucket, operation.key, info, None)
         location = f"/{operation.bucket}/{operation.key}"
-        call.reply_xml(completed_document(operation, location, quoted_etag(etag_of(info.version))[1:-1], {}))
+        etag = quoted_etag(etag_of(info.version))[1:-1]
+        call.reply_xml(completed_document(operation, location, etag, checksums))
 
-    async def _check_sizes(
-        self, bucket: Bucket, operation: ops.CompleteMultipartUpload, numbers: Sequence[int]
-    ) -> None:
-        """Raises S3Refusal where a part that is not the last one is too small; what is missing the origin says."""
-        sizes: dict[int, int] = {}
+    async def _came(self, writes: GuardedWrites, operation: ops.CompleteMultipartUpload) -> dict[int, int]:
+        """Sizes in bytes of the parts that came, by number."""
+        came: dict[int, int] = {}
         after = 0
-        while found := await self._parts_of(bucket, operation, after, _PARTS_AT_ONCE):
-            sizes |= {part.number: part.size_bytes for part in found}
+        while found := await self._parts_of(writes, operation, after, _PARTS_AT_ONCE):
+            came |= {part.number: part.size_bytes for part in found}
             after = found[-1].number
             if len(found) < _PARTS_AT_ONCE:
                 break
-        for number in numbers[:-1]:
-            if sizes.get(number, PART_BYTES_MIN) < PART_BYTES_MIN:
-                raise S3Refusal(
-                    "EntityTooSmall",
-                    "Your proposed upload is smaller than the minimum allowed size",
-                    (
-                        ("ProposedSize", str(sizes[number])),
-                        ("MinSizeAllowed", str(PART_BYTES_MIN)),
-                        ("PartNumber", str(number)),
-                    ),
-                )
+        return came
 
     async def _parts_of(
-        self, bucket: Bucket, operation: ops.OfUpload, after: int, limit: int
+        self, writes: GuardedWrites, operation: ops.OfUpload, after: int, limit: int
     ) -> list[UploadPart]:
-        return await bucket.writable_origin.list_parts(operation.key, operation.upload_id, after, limit)
+        return await writes.list_parts(operation.key, operation.upload_id, after, limit)
 
     async def _abort(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.AbortMultipartUpload)
         await call.take_no_body()
         bucket = call.writable(self._engine, operation.bucket)
-        await bucket.writable_origin.abort_upload(operation.key, operation.upload_id)
+        await call.writes(bucket).abort_upload(operation.key, operation.upload_id)
+        self._begun.end(operation.upload_id)
         call.reply(204)
 
     async def _list_parts(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.ListParts)
         await call.take_no_body()
         bucket = call.writable(self._engine, operation.bucket)
-        found = await self._parts_of(bucket, operation, operation.part_number_marker, operation.max_parts + 1)
+        found = await self._parts_of(
+            call.writes(bucket), operation, operation.part_number_marker, operation.max_parts + 1
+        )
         parts = [
             StoredPart(one.number, quoted_etag(one.etag)[1:-1], one.size_bytes, one.written_at)
             for one in found
@@ -153,7 +165,7 @@ class Uploads:
     async def _list_uploads(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.ListMultipartUploads)
         await call.take_no_body()
-        bucket = call.writable(self._engine, operation.bucket)
+        bucket = call.bucket(self._engine, operation.bucket)
         uploads: list[StoredUpload] = []
         after = None
         while len(uploads) < _UPLOADS_MAX:
@@ -163,3 +175,53 @@ class Uploads:
                 break
             after = found[-1].key, found[-1].upload_id
         call.reply_xml(uploads_document(operation, uploads, OWNER))
+
+
+def _sizes(asked: Sequence[CompletedPart], came: Mapping[int, int]) -> list[int]:
+    """Of the parts, in bytes. Raises S3Refusal where one is missing, or one that is not the last is too small; whether
+    it is another one than what is asked for, the origin says: not all list the last one that came with a number."""
+    sizes = []
+    for part in asked:
+        size_bytes = came.get(part.number)
+        if size_bytes is None:
+            raise S3Refusal(
+                "InvalidPart",
+                "One or more of the specified parts could not be found. The part might not have been uploaded, or the"
+                " specified entity tag might not have matched the part's entity tag.",
+                (("PartNumber", str(part.number)), ("ETag", part.etag)),
+            )
+        sizes.append(size_bytes)
+    for part, size_bytes in zip(asked[:-1], sizes, strict=False):
+        if size_bytes < PART_BYTES_MIN:
+            raise S3Refusal(
+                "EntityTooSmall",
+                "Your proposed upload is smaller than the minimum allowed size",
+                (
+                    ("ProposedSize", str(size_bytes)),
+                    ("MinSizeAllowed", str(PART_BYTES_MIN)),
+                    ("PartNumber", str(part.number)),
+                ),
+            )
+    return sizes
+
+
+def _checksums(call: Call, asked: Sequence[CompletedPart], sizes: Sequence[int]) -> dict[str, str]:
+    """What is said of the object's checksum and is that of its parts, by header. Raises S3Refusal: it is not."""
+    said_bytes = call.request.header(b"x-amz-mp-object-size")
+    if said_bytes is not None and said_bytes.strip() != str(sum(sizes)):
+        raise S3Refusal(
+            "InvalidRequest",
+            f"The provided 'x-amz-mp-object-size' header does not match what was computed: {sum(sizes)}",
+        )
+    checksums: dict[str, str] = {}
+    for algorithm in MAKERS:
+        header = f"{PREFIX}{algorithm}"
+        said = call.request.header(header.encode())
+        if said is not None:
+            sums = [
+                PartSum(part.checksums.get(header, ""), size_bytes)
+                for part, size_bytes in zip(asked, sizes, strict=True)
+            ]
+            check_composed(header, said, sums)
+            checksums[header] = said
+    return checksums

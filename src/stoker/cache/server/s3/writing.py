@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 
+from stoker.base.clock import Clock
 from stoker.cache.auth.s3_refusal import S3Refusal
 from stoker.cache.origin.guarded_writes import GuardedWritableOrigin
 from stoker.cache.origin.port import Part
-from stoker.cache.origin.writing_port import Attributes
+from stoker.cache.origin.writing_port import Attributes, attributes_in, told_of
 from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.engine import Engine
+from stoker.cache.server.inquiry import is_about
 from stoker.cache.server.s3 import operation_types as ops
 from stoker.cache.server.s3.call import Call
-from stoker.cache.server.s3.errors import no_such_key, not_implemented, refusal_of
+from stoker.cache.server.s3.errors import no_such_bucket, no_such_key, not_implemented, refusal_of
 from stoker.cache.server.s3.headers import Conditions, Outcome, evaluate_write, quoted_etag
 from stoker.cache.server.s3.results import copied_document, deleted_document
 from stoker.cache.server.s3.xml import BODY_BYTES_MAX, DeletedKey, read_delete
+from stoker.cache.store.attributes import headers_of
 from stoker.errors import ObjectNotFound, StokerError
 from stoker.wire.cache_api import ObjectInfo
 from stoker.wire.http import etag_of
+from stoker.wire.http_dates import parse_http_date
 
 PUT_BYTES_MAX = 5 * 1024**3
 """Of one request, as S3 has it; more comes as an upload in parts."""
@@ -28,8 +32,9 @@ PUT_BYTES_MAX = 5 * 1024**3
 class Writing:
     """Of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
+        self._clock = clock
 
     def handlers(self) -> Mapping[type[ops.Operation], Callable[[Call, ops.Operation], Awaitable[None]]]:
         """What does which operation."""
@@ -43,38 +48,39 @@ class Writing:
     async def _put(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.PutObject)
         bucket = call.writable(self._engine, operation.bucket)
-        size_bytes = call.body_bytes
+        size_bytes = call.announced_bytes()
         if size_bytes is not None and size_bytes > PUT_BYTES_MAX:
             raise S3Refusal(
                 "EntityTooLarge", f"One request writes at most {PUT_BYTES_MAX} bytes: upload it in parts"
             )
         if_match, if_none_match = await self.conditions(bucket, operation.key, operation.conditions)
         async with aclosing(call.parts()) as parts:
-            info = await bucket.writable_origin.put(
+            info = await call.writes(bucket).put(
                 operation.key,
                 parts,
                 size_bytes,
                 attributes=attributes_of(operation.written),
                 if_match=if_match,
                 if_none_match=if_none_match,
+                sha256=call.sha256,
             )
-        await self.wrote(bucket, operation.key, info, operation.written)
-        call.reply(200, [("ETag", etag_of(info.version)), *call.verified])
+        await self.wrote(bucket, operation.key, info, attributes_of(operation.written))
+        call.reply(200, [("ETag", etag_of(info.version)), *call.checksums()])
 
-    async def wrote(
-        self, bucket: Bucket, key: str, info: ObjectInfo, written: ops.WrittenHeaders | None
-    ) -> None:
-        """The origin has it: all servers are to know."""
-        headers: tuple[tuple[str, str], ...] = ()
-        if written is not None:
-            kept = (
-                [("content-type", written.headers["content-type"])]
-                if "content-type" in written.headers
-                else []
-            )
-            headers = (*kept, *((f"x-amz-meta-{name}", text) for name, text in written.metadata.items()))
+    async def wrote(self, bucket: Bucket, key: str, info: ObjectInfo, attributes: Attributes | None) -> None:
+        """The origin has it: all servers are to know. `attributes`: what it was written with; None: the origin is
+        asked. Raises S3Refusal: its bucket was removed meanwhile, and who writes is not to believe that it is there."""
+        headers = info.headers
+        if headers == ():
+            if attributes is None:
+                attributes = await _described(bucket, key, info.version)
+            headers = told_of(attributes)
+        if self._engine.buckets.get(bucket.name) is not bucket:
+            raise no_such_bucket(bucket.name)
         said = ObjectInfo(key, info.size_bytes, info.version, info.modified_s, headers)
         await self._engine.metadata.wrote(bucket, key, said)
+        if self._engine.buckets.get(bucket.name) is not bucket:
+            raise no_such_bucket(bucket.name)
 
     async def conditions(self, bucket: Bucket, key: str, conditions: Conditions) -> tuple[str | None, bool]:
         """What the origin is to hold to: over which version only, and whether only where there is nothing. Raises
@@ -102,16 +108,16 @@ class Writing:
         await self.conditions(bucket, operation.key, operation.conditions)
         known = await self.source(source, operation.source.key, operation.source_conditions)
         given = attributes_of(operation.written) if operation.is_replacing else None
-        origin = bucket.writable_origin
+        origin = call.writes(bucket)
         if source is bucket:
             info = await origin.copy(known.key, operation.key, known.version, attributes=given)
         else:
-            kept = given if given is not None else await _kept(source, known.key)
+            kept = given if given is not None else await _kept(source, known)
             async with aclosing(content(source, known, 0, known.size_bytes)) as parts:
                 info = await origin.put(operation.key, parts, known.size_bytes, attributes=kept)
-        await self.wrote(bucket, operation.key, info, operation.written if operation.is_replacing else None)
+        await self.wrote(bucket, operation.key, info, given)
         etag = quoted_etag(etag_of(info.version))[1:-1]
-        call.reply_xml(copied_document("CopyObjectResult", etag, info.modified_s, {}))
+        call.reply_xml(copied_document("CopyObjectResult", etag, info.modified_s or self._clock.wall(), {}))
 
     async def source(self, bucket: Bucket, key: str, conditions: Conditions) -> ObjectInfo:
         """What is to be copied, as the origin has it now. Raises S3Refusal."""
@@ -119,10 +125,13 @@ class Writing:
             known = await self._engine.locate(bucket, key, is_refreshing=True)
         except ObjectNotFound:
             raise no_such_key(key) from None
-        outcome, why = evaluate_write(conditions, etag_of(known.version), None)
+        said = headers_of(known.attributes)
+        modified = dict(said).get("Last-Modified")
+        modified_s = None if modified is None else parse_http_date(modified)
+        outcome, why = evaluate_write(conditions, etag_of(known.version), modified_s)
         if outcome is not Outcome.GO_ON:
             raise failed(why)
-        return ObjectInfo(key, known.size_bytes, known.version)
+        return ObjectInfo(key, known.size_bytes, known.version, modified_s or 0.0, tuple(said))
 
     async def _delete(self, call: Call, operation: ops.Operation) -> None:
         assert isinstance(operation, ops.DeleteObject)
@@ -130,21 +139,24 @@ class Writing:
         bucket = call.writable(self._engine, operation.bucket)
         if not operation.conditions.are_none:
             raise not_implemented("Removing an object under a condition")
-        await bucket.writable_origin.delete(operation.key)
+        await call.writes(bucket).delete(operation.key)
         await self._engine.metadata.wrote(bucket, operation.key, None)
         call.reply(204)
 
     async def _delete_many(self, call: Call, operation: ops.Operation) -> None:
         bucket = call.writable(self._engine, operation.bucket)
         asked = read_delete(await call.document(BODY_BYTES_MAX))
+        is_about(one.key for one in asked.keys)
         failures: list[tuple[DeletedKey, S3Refusal]] = []
         names: dict[str, DeletedKey] = {}
         for one in asked.keys:
-            if one.version_id in ("", "null"):
+            if not call.principal.may_delete(operation.bucket, one.key):
+                failures.append((one, S3Refusal("AccessDenied", "Access Denied")))
+            elif one.version_id in ("", "null"):
                 names[one.key] = one
             else:
                 failures.append((one, S3Refusal("NoSuchVersion", "The specified version does not exist.")))
-        errors = await bucket.writable_origin.delete_many(list(names)) if names else {}
+        errors = await call.writes(bucket).delete_many(list(names)) if names else {}
         removed = []
         for key, one in names.items():
             error = errors.get(key)
@@ -158,7 +170,8 @@ class Writing:
 
 def attributes_of(written: ops.WrittenHeaders) -> Attributes:
     """What is kept with an object."""
-    return Attributes(written.headers.get("content-type", ""), dict(written.metadata))
+    headers = {name: text for name, text in written.headers.items() if name != "content-type"}
+    return Attributes(written.headers.get("content-type", ""), dict(written.metadata), headers=headers)
 
 
 def failed(why: str) -> S3Refusal:
@@ -176,10 +189,20 @@ async def content(bucket: Bucket, info: ObjectInfo, start: int, stop: int) -> As
             yield part
 
 
-async def _kept(bucket: Bucket, key: str) -> Attributes:
+async def _kept(bucket: Bucket, info: ObjectInfo) -> Attributes:
+    """What an object has that is copied to another bucket; as it is known here, where its origin is only read."""
     if not isinstance(bucket.origin, GuardedWritableOrigin):
-        return Attributes()
+        return attributes_in({name.lower(): text for name, text in info.headers or ()})
     try:
-        return (await bucket.origin.describe(key)).attributes
+        return (await bucket.origin.describe(info.key)).attributes
     except StokerError as error:
         raise refusal_of(error) from error
+
+
+async def _described(bucket: Bucket, key: str, version: str) -> Attributes:
+    """What the origin keeps with an object that was just written; nothing, where another one is there by now."""
+    try:
+        found = await bucket.writable_origin.describe(key)
+    except StokerError:
+        return Attributes()
+    return found.attributes if found.info.version == version else Attributes()

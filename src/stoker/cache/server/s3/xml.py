@@ -19,9 +19,14 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """10,000 parts with all that is said of them are some 3 MiB, 1,000 keys of 1,024 bytes, each escaped, as much."""
 DEPTH_MAX = 5
+ELEMENTS_MAX = 100_000
+"""10,000 parts with a number, a tag and checksums of each kind."""
+ATTRIBUTES_MAX = 8
 PARTS_MAX = 10_000
 DELETE_KEYS_MAX = 1000
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
+_SPECIAL = re.compile("[\x00-\x1f&<>\"'\ufffe\uffff\ud800-\udfff]")
+"""What does not stand for itself: most texts have nothing of it."""
 _ESCAPES = str.maketrans({
     "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;",
     # Else a reader would take them for line ends.
@@ -32,6 +37,8 @@ _ESCAPES = str.maketrans({
 def escape(text: str) -> str:
     """As text in XML. What XML 1.0 cannot have at all becomes U+FFFD: a lister that has such keys asks for them with
     `encoding-type=url`."""
+    if _SPECIAL.search(text) is None:
+        return text
     return _FORBIDDEN.sub("\ufffd", text).translate(_ESCAPES)
 
 
@@ -96,8 +103,15 @@ def read_xml(body: bytes, root: str) -> Element:
     open_elements: list[Element] = []
     roots: list[Element] = []
     texts: list[str] = []
+    count = 0
 
     def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal count
+        count += 1
+        if count > ELEMENTS_MAX or len(attributes) > ATTRIBUTES_MAX:
+            raise malformed(
+                f"more than {ELEMENTS_MAX} elements, or more than {ATTRIBUTES_MAX} attributes of one"
+            )
         if len(open_elements) == DEPTH_MAX:
             raise malformed(f"it is deeper than {DEPTH_MAX} elements")
         found = Element(name.rpartition("}")[2])

@@ -1,0 +1,1 @@
+"""A dataset as a folder, by FUSE."""

@@ -1,0 +1,92 @@
+"""A mount's daemon, as its holder sees it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+
+from stoker.cache.mount.places import BucketPlace
+from stoker.cache.mount.state import MountSettings
+
+READY = b"ready\n"
+_END_S = 5.0
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a holder says to its daemon. `fd`: the device, which it inherits. `number`: MAJOR:MINOR of the mount.
+    `behind`: the fleet that the cache at `place` has it from, which keeps it for a while as well."""
+
+    fd: int
+    folder: str
+    number: str
+    state_path: str
+    staging_path: str
+    place: BucketPlace
+    behind: BucketPlace | None
+    settings: MountSettings
+
+
+class Child:
+    """Started with it. `gone` can be read once it has ended, `output` when it has said something."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self._process = subprocess.Popen(
+            # -P: a user's own queue.py or http.py is not Python's
+            [sys.executable, "-P", "-m", "stoker.cache.mount.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[config.fd],
+            start_new_session=True,
+        )
+        self.gone = os.pidfd_open(self._process.pid)
+        assert self._process.stdin is not None
+        try:
+            with self._process.stdin as said:
+                said.write(msgspec.json.encode(config) + b"\n")
+        except BrokenPipeError:
+            pass  # it has ended already, which is seen elsewhere
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    @property
+    def output(self) -> int:
+        """The descriptor of what it says."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def is_ready(self) -> bool:
+        """Whether what it has said is that."""
+        return os.read(self.output, 64) == READY
+
+    def end(self) -> None:
+        """Have it end."""
+        self._process.terminate()
+
+    def wait(self) -> int:
+        """With what it has ended."""
+        code = self._process.wait()
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        """Have it ended."""
+        self.end()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        if self.gone >= 0:
+            os.close(self.gone)
+            self.gone = -1
+        assert self._process.stdout is not None
+        self._process.stdout.close()

@@ -1,0 +1,283 @@
+"""The process that answers a mount: reads requests from the device, and carries out what the core decides.
+
+It never looks at its own mount: to wait for oneself is to wait for ever. Where it ends without the mount having ended,
+whoever holds the device starts another one, which goes on in its place (`holder.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+from stoker.cache.mount import answers, device
+from stoker.cache.mount.core import MountCore
+from stoker.cache.mount.finding import Finding
+from stoker.cache.mount.questions import (
+    Agreed,
+    Ask,
+    CloseBacking,
+    CloseOtherBackings,
+    Effect,
+    Question,
+    Remember,
+    Reply,
+    Tell,
+)
+from stoker.cache.mount.records import Record, TakenAgain, packed
+from stoker.cache.mount.requests import RESENT, Body, Header, Opcode, Opening, parse
+from stoker.cache.mount.state_log import StateLog
+from stoker.cache.mount.waiting import Failed
+from stoker.cache.mount.workers import Workers
+from stoker.errors import WireError
+
+log = logging.getLogger("stoker.mount")
+_WORKERS_MAX = 512
+"""Of which those that wait for an origin that hangs take none from the others."""
+_TICK_S = 0.25
+_FINISH_S, _LOOK_S = 25.0, 0.02
+"""`stoker umount` waits for a little longer."""
+_TAKEN_MAX = 2
+"""So many daemons may end with a request that was sent again, and the one that read it first."""
+_REQUEST_BYTES = 1024 * 1024 + 64 * 1024
+_BY_PROCESS = frozenset({Opcode.CREATE, Opcode.OPEN, Opcode.FLUSH})
+"""What is decided by who asks, if it is about writing. The kernel names the thread."""
+_STAT_FLAGS, _STAT_EXIT_CODE, _EXITING, _SIGNALS = 6, 49, 0x4, 0x7F
+"""Of /proc/PID/stat, counted from its third field; of those, as Linux has them."""
+_GONE = frozenset({errno.ENOENT, errno.ENODEV})
+"""Of an answer: nobody waits for it any more."""
+
+
+class Daemon:
+    """Answers the mount whose requests come from `fd`, until it is unmounted. A request that several daemons before
+    read and did not live to answer fails, instead of ending this one as well."""
+
+    def __init__(
+        self,
+        fd: int,
+        folder: str,
+        core: MountCore,
+        finding: Finding,
+        state_log: StateLog,
+    ) -> None:
+        self._fd = fd
+        self._folder = folder
+        self._core = core
+        self._finding = finding
+        self._log = state_log
+        self._taken: Counter[int] = Counter()
+        self._on_ready: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._workers = Workers("stoker-mount", _WORKERS_MAX)
+        self._teller = Workers("stoker-mount-tell", 1)
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Returns once it is unmounted. `on_ready`: the kernel has agreed, now or before."""
+        self._on_ready = on_ready
+        self._finding.facts = self._facts
+        self._core.restore(self._left())
+        self._carry_out(self._core.begin(time.time_ns(), time.monotonic()))
+        if self._core.is_agreed:
+            on_ready()
+        if self._core.is_taken_over:
+            self._tell((answers.send_again(),))
+        else:
+            self._finding.tell_left()
+        threading.Thread(target=self._tick, name="stoker-mount-tick", daemon=True).start()
+        buffer = bytearray(_REQUEST_BYTES)
+        view = memoryview(buffer)
+        os.set_blocking(self._fd, True)
+        while True:
+            try:
+                size_bytes = os.readv(self._fd, [buffer])
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    self._finish()
+                    return
+                if error.errno in (errno.EINTR, errno.ENOENT):
+                    continue  # it was called off before it was read
+                raise
+            self._take(view[:size_bytes])
+
+    def _finish(self) -> None:
+        """It is unmounted: what was written goes to the origin, and nobody waits for longer than that may take."""
+        with self._lock:
+            effects = self._remembered(self._core.end(time.monotonic()))
+        self._carry_out(effects)
+        until = time.monotonic() + _FINISH_S
+        while time.monotonic() < until:
+            with self._lock:
+                if not self._core.state.staged.all():
+                    return
+            time.sleep(_LOOK_S)
+        for staged in self._core.state.staged.all():
+            log.error("%s could not be written in time: what was is kept", staged.path)
+
+    def _take(self, data: memoryview) -> None:
+        unique = int.from_bytes(data[8:16], "little")
+        try:
+            request = parse(data)
+            if unique & RESENT and self._has_ended_others(unique):
+                log.error("request %d ended the daemons before this one: it fails", request.header.opcode)
+                self._write((answers.refusal(unique, errno.EIO),))
+                return
+            if request.header.opcode in _BY_PROCESS and not _only_reads(request.body):
+                request = request._replace(header=_of_process(request.header))
+            with self._lock:
+                effects = self._remembered(self._core.step(request, time.monotonic()))
+        except WireError as error:
+            log.error("%s", error)
+            self._write((answers.refusal(unique, errno.EINVAL),))
+            return
+        except Exception:
+            # A defect costs one request, not the mount.
+            log.exception("a request could not be answered")
+            self._write((answers.refusal(unique, errno.EIO),))
+            return
+        self._carry_out(effects)
+
+    def _left(self) -> Iterator[Record]:
+        """What daemons before wrote down for the core."""
+        for record in self._log.read():
+            if isinstance(record, TakenAgain):
+                self._taken[record.unique] += 1
+            else:
+                yield record
+
+    def _has_ended_others(self, unique: int) -> bool:
+        with self._lock:
+            self._log.append(packed(TakenAgain(unique)))
+        return self._taken[unique] >= _TAKEN_MAX
+
+    def _answer(self, number: int, question: Question) -> None:
+        """Find out, and do what follows."""
+        answer: object = Failed(errno.EIO)
+        try:
+            answer = self._found(question)
+        finally:
+            with self._lock:
+                effects = self._remembered(self._core.answered(number, answer, time.monotonic()))
+            self._carry_out(effects)
+
+    def _facts(self) -> dict[str, object]:
+        with self._lock:
+            return self._core.facts()
+
+    def _found(self, question: Question) -> object:
+        if isinstance(question, Tell):
+            self._tell(question.notices)
+            return None
+        return self._finding.find(question)
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(_TICK_S)
+            with self._lock:
+                effects = self._remembered(self._core.tick(time.monotonic()))
+                if self._log.is_long:
+                    self._log.rewrite(self._core.snapshot())
+            self._carry_out(effects)
+
+    def _remembered(self, effects: list[Effect]) -> list[Effect]:
+        """Write down what is to be, in the order in which it was decided; what is left to do."""
+        left: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Remember):
+                self._log.append(effect.record)
+            else:
+                left.append(effect)
+        return left
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Reply(parts):
+                    self._write(parts)
+                case Ask(number, question):
+                    workers = self._teller if isinstance(question, Tell) else self._workers
+                    workers.do(partial(self._answer, number, question))
+                case CloseBacking(backing_id):
+                    self._close_backing(backing_id)
+                case CloseOtherBackings(kept):
+                    self._close_other_backings(kept)
+                case Agreed(readahead_bytes):
+                    self._set_readahead(readahead_bytes)
+                    self._on_ready()
+                case Remember(record):
+                    self._log.append(record)
+
+    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
+        try:
+            os.writev(self._fd, parts)
+        except OSError as error:
+            if error.errno not in _GONE:
+                log.error("the kernel does not take an answer: %s", error.strerror)
+
+    def _tell(self, notices: Sequence[bytes]) -> None:
+        for notice in notices:
+            try:
+                os.write(self._fd, notice)
+            except OSError as error:
+                if error.errno not in (*_GONE, errno.ENOTDIR):
+                    log.warning("the kernel does not take a notice: %s", error.strerror)
+
+    def _close_backing(self, backing_id: int) -> None:
+        try:
+            device.close_backing(self._fd, backing_id)
+        except OSError as error:
+            log.warning(
+                "the kernel keeps a file open that was read in the daemon's place: %s", error.strerror
+            )
+
+    def _close_other_backings(self, kept: frozenset[int]) -> None:
+        """The kernel counts them from 1 on: what it would call the next one bounds those there are."""
+        try:
+            newest = device.open_backing(self._fd, self._log.fileno())
+        except OSError as error:
+            log.warning("backing files that a daemon before left are not closed: %s", error.strerror)
+            return
+
+        def close() -> None:
+            for backing_id in range(newest, 0, -1):
+                if backing_id not in kept:
+                    with suppress(OSError):  # most are closed
+                        device.close_backing(self._fd, backing_id)
+
+        self._workers.do(close)
+
+    def _set_readahead(self, readahead_bytes: int) -> None:
+        try:
+            device.set_readahead(self._folder, readahead_bytes)
+        except OSError as error:
+            log.info("the kernel reads ahead as much as it likes: %s", error.strerror)
+
+
+def _only_reads(body: Body) -> bool:
+    """Whether a file is opened for no more than that."""
+    return isinstance(body, Opening) and body.flags & os.O_ACCMODE == os.O_RDONLY
+
+
+def _of_process(header: Header) -> Header:
+    """With the number of the process that the thread is of."""
+    try:
+        with open(f"/proc/{header.pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith(b"Tgid:"):
+                    process = int(line[5:])
+                    return header._replace(pid=-process if _is_killed(header.pid) else process)
+    except OSError:
+        pass  # it is gone, or of another namespace
+    return header
+
+
+def _is_killed(thread: int) -> bool:
+    """Whether it ends by a signal. Raises OSError."""
+    with open(f"/proc/{thread}/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    return bool(int(fields[_STAT_FLAGS]) & _EXITING and int(fields[_STAT_EXIT_CODE]) & _SIGNALS)

@@ -1,0 +1,95 @@
+"""What the kernel does for a mount: the device that requests come from, the mount itself, and files that it reads in
+the daemon's place. Raises EnvironmentProblem where the kernel refuses."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+
+from stoker.cache.mount import helper
+from stoker.cache.mount.places import FILE_SYSTEM, mounted_on
+from stoker.errors import EnvironmentProblem
+
+DEVICE = "/dev/fuse"
+READ_BYTES_MIN = 8192
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 1, 2, 4, 2
+_BACKING_OPEN = (1 << 30) | (16 << 16) | (229 << 8) | 1
+_BACKING_CLOSE = (1 << 30) | (4 << 16) | (229 << 8) | 2
+_BACKING_MAP = struct.Struct("=iIQ")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_device() -> int:
+    """A descriptor that a mount's requests are read from."""
+    try:
+        return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise EnvironmentProblem(
+            f"{DEVICE} is not there: load the kernel's module (modprobe fuse), or give it to this container"
+        ) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot open {DEVICE}: {error.strerror}") from error
+
+
+def attach(folder: str, source: str, *, is_writable: bool, lets_others: bool) -> int:
+    """Have a folder show what whoever has the descriptor that this returns answers; by the help of fusermount3 where
+    this user may not. Raises EnvironmentProblem."""
+    if os.geteuid() != 0:
+        return helper.mount(folder, source, is_writable=is_writable, lets_others=lets_others)
+    fd = open_device()
+    try:
+        mount(fd, folder, source, is_writable=is_writable, lets_others=lets_others)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def mount(fd: int, folder: str, source: str, *, is_writable: bool, lets_others: bool) -> None:
+    """Have a folder show what the daemon behind this descriptor answers; the kernel itself sees to owners and modes."""
+    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},default_permissions"
+    options += ",allow_other" if lets_others else ""
+    flags = _MS_NOSUID | _MS_NODEV | (0 if is_writable else _MS_RDONLY)
+    said = _libc.mount(source.encode(), os.fsencode(folder), FILE_SYSTEM.encode(), flags, options.encode())
+    if said != 0:
+        code = ctypes.get_errno()
+        why = os.strerror(code)
+        if code == errno.EPERM:
+            why += ": it needs the capability CAP_SYS_ADMIN, as root has it"
+        raise EnvironmentProblem(f"cannot mount {source} on {folder}: {why}")
+
+
+def unmount(folder: str, *, is_lazy: bool = False) -> None:
+    """Have it show what was there before. `is_lazy`: at once, for who comes; those who have files open go on."""
+    if os.geteuid() != 0:
+        helper.unmount(folder, is_lazy=is_lazy)
+        return
+    if _libc.umount2(os.fsencode(folder), _MNT_DETACH if is_lazy else 0) != 0:
+        code = ctypes.get_errno()
+        raise EnvironmentProblem(f"cannot unmount {folder}: {os.strerror(code)}")
+
+
+def set_readahead(folder: str, readahead_bytes: int) -> None:
+    """How much the kernel asks for ahead of who reads on, at once. It is 128 KiB from INIT on, whose answer can only
+    make it less: to be called after it. Raises OSError: not of this user."""
+    there = mounted_on(folder)
+    if there is None:
+        raise FileNotFoundError(errno.ENOENT, "nothing is mounted there", folder)
+    number = there.number
+    with open(f"/sys/class/bdi/{number}/read_ahead_kb", "w", encoding="ascii") as said:
+        said.write(str(readahead_bytes // 1024))
+
+
+def open_backing(device: int, fd: int) -> int:
+    """Have the kernel read this file in the daemon's place: a number for an answer to OPEN. Raises OSError: not of this
+    kernel, file or user."""
+    backing: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(fd, 0, 0)), True)
+    return backing
+
+
+def close_backing(device: int, backing_id: int) -> None:
+    """It is used for no further OPEN; what is open goes on. Raises OSError."""
+    fcntl.ioctl(device, _BACKING_CLOSE, struct.pack("=I", backing_id))

@@ -1,0 +1,141 @@
+"""Reading folders, page by page: one of a million names takes no more room than one page. Pure.
+
+Entries have numbers from 0 on: `.` and `..` first. Who reads on from a number that is not on the page that is here, or
+after a restart, goes on with the page that it is on.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+from stoker.cache.mount import answers
+from stoker.cache.mount.answers import DirEntry, Open
+from stoker.cache.mount.handles import OpenFolder
+from stoker.cache.mount.nodes import Node
+from stoker.cache.mount.questions import Effect, List, Remember
+from stoker.cache.mount.records import FolderRead, packed
+from stoker.cache.mount.requests import Header, Reading
+from stoker.cache.mount.source_port import Found, Page
+from stoker.cache.mount.state import MountState, child, done, refused
+from stoker.cache.mount.waiting import Failed
+
+_FOLDER, _FILE = stat.S_IFDIR >> 12, stat.S_IFREG >> 12
+_DOTS = 2
+
+
+class Folders:
+    """Answers OPENDIR, READDIR and READDIRPLUS."""
+
+    def __init__(self, state: MountState) -> None:
+        self._state = state
+
+    def open(self, header: Header, now: float) -> list[Effect]:
+        """Somebody wants to read a folder. The kernel keeps what it was told of it for as long as names."""
+        folder = self._state.nodes.get(header.node)
+        if folder is None or not folder.is_folder:
+            return [refused(header.unique, errno.ESTALE if folder is None else errno.ENOTDIR)]
+        handle = self._state.handles.open_folder(header.node)
+        record = Remember(packed(FolderRead(handle, header.node, 0, None)))
+        flags, ttl_s = Open(0), self._state.settings.kernel_ttl_s
+        # What is written through it the kernel does not see come into a folder.
+        if ttl_s and not self._state.settings.is_writable:
+            is_kept = now - folder.listed_at < ttl_s
+            flags = Open.CACHE_DIR | (Open.KEEP_CACHE if is_kept else Open(0))
+            folder.listed_at = folder.listed_at if is_kept else now
+        return [record, done(header.unique, answers.opened(handle, flags))]
+
+    def read(self, header: Header, asked: Reading, now: float, *, is_plus: bool) -> list[Effect]:
+        """As many entries from number `asked.offset` on as have room and are on one page. From 0 on: as it is now."""
+        opened, folder = self._state.handles.folder(asked.handle), self._state.nodes.get(header.node)
+        if opened is None or folder is None:
+            return [refused(header.unique, errno.EBADF)]
+        reading = _Reading(header.unique, folder, opened, asked, now, is_plus=is_plus)
+        if opened.page is not None and asked.offset and _has(opened.page, reading.first):
+            return self._answer(reading, now)
+        start, after = opened.page_start(reading.first)
+        return self._ask(reading, start, after, now)
+
+    def _ask(self, reading: _Reading, start: int, after: str | None, now: float) -> list[Effect]:
+        """Go on from a page to the one that has the entry."""
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(reading.unique, answer.code)]
+            assert isinstance(answer, Page)
+            handle, number = reading.asked.handle, reading.folder.number
+            news = reading.opened.turn_to(start, answer, now)
+            told = b"".join(packed(FolderRead(handle, number, *one)) for one in news)
+            effects: list[Effect] = [Remember(told)] if told else []
+            behind = start + len(answer.entries)
+            if answer.after is not None and reading.first >= behind:
+                return [*effects, *self._ask(reading, behind, answer.after, at)]
+            return [*effects, *self._answer(reading, at)]
+
+        question = List(reading.folder.path, after, self._state.settings.page_entries)
+        return self._state.waiting.ask(reading.unique, question, then, now, since=reading.since)
+
+    def _answer(self, reading: _Reading, now: float) -> list[Effect]:
+        state, folder, asked, is_plus = self._state, reading.folder, reading.asked, reading.is_plus
+        left_bytes = asked.size_bytes
+        entries: list[DirEntry] = []
+        for number, name in enumerate((b".", b"..")[asked.offset :], asked.offset + 1):
+            parent = folder.path.rpartition("/")[0] if name == b".." else folder.path
+            inode = state.nodes.number_of(parent, is_folder=True)
+            entries.append(DirEntry(name, inode, number, _FOLDER))
+            left_bytes -= answers.entry_bytes(name, is_plus=is_plus)
+        some: list[tuple[bytes, str, Found]] = []
+        assert reading.opened.page is not None
+        start, page = reading.opened.page
+        for text, found in page.entries[reading.first - start :]:
+            name = text.encode()
+            left_bytes -= answers.entry_bytes(name, is_plus=is_plus)
+            if left_bytes < 0:
+                break
+            some.append((name, child(folder.path, text), found))
+        first = reading.first + _DOTS + 1
+        effects: list[Effect] = []
+        if is_plus:
+            nodes, effects = state.told((path, found) for _, path, found in some)
+            valid_s = state.name_valid_s(reading.opened.page_at)
+            entries += [
+                DirEntry(name, node.number, number, _kind(found), node.number, state.attr(node), valid_s)
+                for number, ((name, _, found), node) in enumerate(zip(some, nodes, strict=True), first)
+            ]
+        else:
+            entries += [
+                DirEntry(name, self._inode(path, found), number, _kind(found))
+                for number, (name, path, found) in enumerate(some, first)
+            ]
+        body, _ = answers.directory(entries, asked.size_bytes, is_plus=is_plus)
+        return [*effects, done(reading.unique, body), *state.let_go(now)]
+
+    def _inode(self, path: str, found: Found) -> int:
+        return self._state.nodes.number_of(path, is_folder=found.is_folder, version=found.version)
+
+
+class _Reading:
+    """One request, which came at `since`. `first`: the entry that it begins with, of those that are no dots."""
+
+    __slots__ = ("asked", "first", "folder", "is_plus", "opened", "since", "unique")
+
+    def __init__(
+        self, unique: int, folder: Node, opened: OpenFolder, asked: Reading, since: float, *, is_plus: bool
+    ) -> None:
+        self.unique = unique
+        self.folder = folder
+        self.opened = opened
+        self.asked = asked
+        self.since = since
+        self.is_plus = is_plus
+        self.first = max(asked.offset - _DOTS, 0)
+
+
+def _has(page: tuple[int, Page], number: int) -> bool:
+    """Whether an entry is on a page, or there is none of that number."""
+    start, entries = page
+    return start <= number and (number < start + len(entries.entries) or entries.after is None)
+
+
+def _kind(found: Found) -> int:
+    return _FOLDER if found.is_folder else _FILE

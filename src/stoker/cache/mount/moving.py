@@ -1,0 +1,157 @@
+"""Removing and renaming through a mount, and folders of one's own. Pure.
+
+A folder is what keys have in common: its name can only be changed by writing all that is in it anew, which is left to
+whoever wants that (EXDEV: programs then copy).
+"""
+
+from __future__ import annotations
+
+import errno
+
+from stoker.cache.mount.names import checked_path
+from stoker.cache.mount.questions import (
+    Effect,
+    MakeFolder,
+    Question,
+    Remove,
+    RemoveFolder,
+    Rename,
+)
+from stoker.cache.mount.records import Record
+from stoker.cache.mount.requests import RESENT, Header, Renaming
+from stoker.cache.mount.source_port import Found
+from stoker.cache.mount.staged import Staged
+from stoker.cache.mount.state import MountState, done, refused, remembered
+from stoker.cache.mount.waiting import Failed
+
+NO_REPLACE = 1
+
+
+class Moving:
+    """Answers UNLINK, MKDIR, RMDIR and RENAME."""
+
+    def __init__(self, state: MountState) -> None:
+        self._state = state
+
+    def remove(self, header: Header, name: bytes, now: float, *, is_folder: bool) -> list[Effect]:
+        """A file, or an empty folder."""
+        path = checked_path(self._state, header.node, name)
+        if isinstance(path, int):
+            return [refused(header.unique, path)]
+        state, staged = self._state, self._state.staged.at(path)
+        if staged is not None and staged.is_putting:
+            # Or the origin would have it again when it has been told.
+            staged.then.append(lambda at: self.remove(header, name, at, is_folder=is_folder))
+            return []
+        question: Question = RemoveFolder(path) if is_folder else Remove(path)
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                state.known.drop(path, at)
+                return [refused(header.unique, answer.code)]
+            state.known.put(path, None, at)
+            return [*self._is_removed(path), done(header.unique)]
+
+        return state.waiting.ask(header.unique, question, then, now, is_patient=True)
+
+    def _is_removed(self, path: str) -> list[Effect]:
+        """What is being written has no name any more: those who have it open go on, and nobody else gets it."""
+        staged = self._state.staged.at(path)
+        if staged is None:
+            return []
+        staged.is_removed = True
+        self._state.staged.forget_path(staged)
+        return [remembered(self._state.staged.records_of(staged))]
+
+    def make_folder(self, header: Header, name: bytes, now: float) -> list[Effect]:
+        """An empty one."""
+        path = checked_path(self._state, header.node, name)
+        if isinstance(path, int):
+            return [refused(header.unique, path)]
+        state = self._state
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(header.unique, answer.code)]
+            found = Found(True)
+            state.known.put(path, found, at)
+            (node,), effects = state.told([(path, found)])
+            return [*effects, done(header.unique, state.entry(node, now))]
+
+        return state.waiting.ask(header.unique, MakeFolder(path), then, now)
+
+    def rename(self, header: Header, asked: Renaming, now: float) -> list[Effect]:
+        """A file is to be called otherwise, as one step for who looks: first it is there, then the old name is not."""
+        state, unique = self._state, header.unique
+        path = checked_path(state, header.node, asked.name)
+        to = checked_path(state, asked.to_node, asked.to_name)
+        if isinstance(path, int) or isinstance(to, int):
+            return [refused(unique, path if isinstance(path, int) else to if isinstance(to, int) else 0)]
+        if asked.flags & ~NO_REPLACE:
+            return [refused(unique, errno.EINVAL)]
+        is_known, known = state.known.get(path, now)
+        if is_known and known is not None and known.is_folder:
+            return [refused(unique, errno.EXDEV)]
+        replaces = not asked.flags & NO_REPLACE
+        written = self._written(header, asked, path, to, now)
+        if written is not None:
+            return written
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                state.known.drop(path, at)
+                state.known.drop(to, at)
+                # What a daemon before did not live to answer it may have done.
+                is_done = answer.code == errno.ENOENT and bool(unique & RESENT)
+                return [done(unique) if is_done else refused(unique, answer.code)]
+            assert isinstance(answer, tuple)
+            before, after = answer
+            state.known.put(path, None, at)
+            state.known.put(to, after, at)
+            effects = self._is_removed(to)
+            if (staged := state.staged.at(path)) is not None:
+                state.staged.move(staged, to)
+                effects.append(remembered(state.staged.records_of(staged)))
+            return [*effects, *self._renamed(path, to, before, after), done(unique)]
+
+        return state.waiting.ask(unique, Rename(path, to, replaces), then, now, is_patient=True)
+
+    def _written(
+        self, header: Header, asked: Renaming, path: str, to: str, now: float
+    ) -> list[Effect] | None:
+        """What a rename comes to where files are being written; None: that does not matter."""
+        state = self._state
+        for staged in (state.staged.at(path), state.staged.at(to)):
+            if staged is None or (staged.is_put and not staged.is_putting):
+                continue
+            if staged.is_putting or not staged.handles:
+                staged.then.append(lambda at: self.rename(header, asked, at))
+                return []
+            if staged.path == path and staged.is_new and staged.put_revision < 0:
+                return self._rename_staged(header.unique, staged, to, now)
+            return [refused(header.unique, errno.EBUSY)]
+        return None
+
+    def _rename_staged(self, unique: int, staged: Staged, to: str, now: float) -> list[Effect]:
+        """The origin knows nothing of it yet: it will be put under its new name."""
+        state = self._state
+        effects = self._is_removed(to)
+        state.known.put(staged.path, None, now)
+        state.known.drop(to, now)
+        state.staged.move(staged, to)
+        news: list[Record] = list(state.staged.records_of(staged))
+        if (node := state.nodes.get(staged.node)) is not None:
+            node.path = to
+            news.insert(0, node.named())
+        return [*effects, remembered(news), done(unique)]
+
+    def _renamed(self, path: str, to: str, before: Found, after: Found) -> list[Effect]:
+        """The kernel has moved the name with its node: what is read of that is what lies there now."""
+        moved = [
+            node
+            for node in self._state.nodes
+            if node.path == path and not node.is_folder and node.version == before.version
+        ]
+        for node in moved:
+            node.path, node.version = to, after.version
+        return [remembered(node.named() for node in moved)] if moved else []

@@ -1,0 +1,271 @@
+"""Which mounts there are on this machine: where, of what, and by whom they are held.
+
+Nothing here looks at what is mounted, which could wait for ever: the kernel's list of mounts says what is there, and a
+lock in a folder of this user's whether anybody holds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from stoker.errors import EnvironmentProblem
+from stoker.settings import ClientTlsFiles, mounts_dir
+
+FILE_SYSTEM = "fuse.stoker"
+_MOUNTS = "/proc/self/mountinfo"
+_SOCKET_BYTES_MAX = 100
+_LINKS_MAX = 40
+"""As many as the kernel follows."""
+
+
+class MountedThere(NamedTuple):
+    """A line of the kernel's list. `number`: MAJOR:MINOR of its device; `uid`: of who mounted it, if that is said."""
+
+    folder: str
+    number: str
+    file_system: str
+    source: str
+    uid: int | None
+
+
+class BucketPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies below a prefix of a bucket, and who has it. `endpoint`: as clients take it."""
+
+    endpoint: str
+    bucket: str
+    prefix: str
+    token: str | None = None
+    tls: ClientTlsFiles = ClientTlsFiles()
+
+
+class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a holder says of itself."""
+
+    folder: str
+    source: str
+    pid: int
+    place: BucketPlace
+    is_ready: bool = False
+    daemon_pid: int = 0
+
+
+class MountPlace:
+    """What is kept of the mount on one folder, in a folder of its own."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.path = mounts_dir() / xxhash.xxh3_64_hexdigest(os.fsencode(folder))
+        self._lock_fd: int | None = None
+
+    @property
+    def state_path(self) -> Path:
+        """Where daemons write down what the next one must know."""
+        return self.path / "state"
+
+    @property
+    def log_path(self) -> Path:
+        """Where a holder in the background and its daemons log."""
+        return self.path / "log"
+
+    def socket_folder(self) -> Path | None:
+        """Where the socket of a cache of the mount's own can be; None: nowhere here, its path would be too long."""
+        folder = self.path / "cache"
+        if len(os.fsencode(folder / "socket")) >= _SOCKET_BYTES_MAX:
+            return None
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def take(self) -> bool:
+        """Hold it, until this process ends; False where another one does."""
+        while True:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # who held it has just left
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            if self._is_lock(fd):
+                self._lock_fd = fd
+                return True
+            os.close(fd)
+
+    def is_known(self) -> bool:
+        """Whether it is known who holds it, if anybody does. Where it is not, a process may well: in a container, or
+        one whose files were cleared away."""
+        return self._lock_path.exists()
+
+    def is_held(self) -> bool:
+        """Whether a process is known to hold it."""
+        try:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def say(self, info: MountInfo) -> None:
+        """For others, who it is that holds it."""
+        fresh = self.path / "info.new"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(info))  # it has a token
+        fresh.rename(self.path / "info")
+
+    def info(self) -> MountInfo | None:
+        """What the holder says, if there is one."""
+        if not self.is_held():
+            return None
+        try:
+            return msgspec.json.decode((self.path / "info").read_bytes(), type=MountInfo)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def clear(self) -> None:
+        """What a mount before has left for its next daemon is no concern of this one."""
+        for name in ("state", "state.new", "info"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """By who holds it: nothing of it is needed any more, and others may take it. What was logged stays."""
+        assert self._lock_fd is not None
+        for path in self.path.iterdir():
+            if path in (self.log_path, self._lock_path):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        self._lock_path.unlink(missing_ok=True)  # from here on it may be another one's
+        with suppress(OSError):
+            self.path.rmdir()
+        os.close(self._lock_fd)
+        self._lock_fd = None
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / "lock"
+
+    def _is_lock(self, fd: int) -> bool:
+        """Whether others would find it: not one that was removed by who had it."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self._lock_path))
+        except FileNotFoundError:
+            return False
+
+
+def mounted() -> Iterator[MountedThere]:
+    """All that is mounted, what lies on top last."""
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            fields, _, more = line.partition(" - ")
+            parts, rest = fields.split(" "), more.split(" ")
+            said = re.search(r"(?:^|,)user_id=(\d+)", rest[2])
+            uid = None if said is None else int(said[1])
+            yield MountedThere(_unescaped(parts[4]), parts[2], rest[0], _unescaped(rest[1]), uid)
+
+
+def mounted_on(folder: str) -> MountedThere | None:
+    """What a folder shows, if something is mounted on it."""
+    found = [one for one in mounted() if one.folder == folder]
+    return found[-1] if found else None
+
+
+def is_on(folder: str, number: str) -> bool:
+    """Whether a folder shows the mount of that MAJOR:MINOR: not what is mounted there since."""
+    there = mounted_on(folder)
+    return there is not None and (there.file_system, there.number) == (FILE_SYSTEM, number)
+
+
+def mount_of(path: str) -> MountInfo | None:
+    """The mount of this user that a path lies in, if it lies in one."""
+    for there in mounted():
+        is_in = path == there.folder or path.startswith(f"{there.folder}/")
+        if (
+            there.file_system == FILE_SYSTEM
+            and is_in
+            and (info := MountPlace(there.folder).info()) is not None
+        ):
+            return info
+    return None
+
+
+def full_path(folder: str) -> str:
+    """Absolute and without links, as the kernel's list has it. Looks at no more than the folder that it lies in, and
+    at links: what is mounted on it may not answer. Raises EnvironmentProblem."""
+    path = os.path.abspath(folder)
+    for _ in range(_LINKS_MAX):
+        parent, name = os.path.split(path)
+        if not name:
+            return path
+        try:
+            path = str(Path(parent).resolve(strict=True) / name)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{parent} is not there: {os.strerror(error.errno or errno.ENOENT)}"
+            ) from None
+        except RuntimeError:
+            break
+        try:
+            target = os.readlink(path)  # of what is no link, mounted or not, the kernel says so unasked
+        except OSError:
+            return path
+        path = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    raise EnvironmentProblem(
+        f"{folder} is a link to a link, and so on, {_LINKS_MAX} times: name the folder itself"
+    )
+
+
+def users_of(folder: str) -> list[tuple[int, str]]:
+    """Which processes have something open in a folder, or work in it: their numbers, and what they are called. Of
+    those that may be looked at; by what links say, without following them."""
+    found: list[tuple[int, str]] = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and any(_is_in(link, folder) for link in _links(process)):
+            try:
+                words = (
+                    (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
+            except OSError:
+                words = ""
+            found.append((int(process.name), words))
+    return found
+
+
+def _links(process: Path) -> Iterator[str]:
+    try:
+        names = [process / "cwd", process / "root", *(process / "fd").iterdir()]
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield os.readlink(name)
+        except OSError:
+            continue
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _unescaped(text: str) -> str:
+    r"""A path of mountinfo, which has spaces, tabs, line ends and backslashes as `\040` and so on."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -1,0 +1,86 @@
+"""A mount's daemon as a process: what it serves comes as one JSON line on stdin, `ready` goes to stdout once the kernel
+has agreed. Ends with 0 when it was unmounted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from stoker.cache.client.fleet import open_client
+from stoker.cache.mount import device
+from stoker.cache.mount.child import READY, DaemonConfig
+from stoker.cache.mount.core import MountCore
+from stoker.cache.mount.daemon import Daemon
+from stoker.cache.mount.finding import Finding
+from stoker.cache.mount.places import BucketPlace, is_on
+from stoker.cache.mount.source import CacheSource
+from stoker.cache.mount.staging import Staging
+from stoker.cache.mount.state_log import StateLog
+from stoker.errors import EnvironmentProblem, StokerError
+
+log = logging.getLogger("stoker.mount")
+EXIT_HOLDER_GONE = 3
+
+
+def main() -> int:
+    """Answer until it is unmounted."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    holder = os.getppid()
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=DaemonConfig)
+    threading.Thread(target=_end_with, args=(holder, config.folder, config.number), daemon=True).start()
+    settings = config.settings
+    try:
+        source = _source(config.place, settings.timeout_s)
+        behind = None if config.behind is None else _source(config.behind, settings.timeout_s)
+        state_log = StateLog(Path(config.state_path))
+        core = MountCore(settings)
+        staging = Staging(Path(config.staging_path))
+        finding = Finding(source, staging, config.fd, settings.timeout_s, behind)
+        daemon = Daemon(config.fd, config.folder, core, finding, state_log)
+        daemon.run(_ready)
+    except StokerError as error:
+        log.error("%s", error)
+        return error.exit_code
+    # Threads that wait for a server keep nobody.
+    logging.shutdown()
+    os._exit(0)
+
+
+def _source(place: BucketPlace, timeout_s: float) -> CacheSource:
+    client = open_client(place.endpoint, place.token, timeout_s=timeout_s, tls=place.tls)
+    return CacheSource(client, place.bucket, place.prefix)
+
+
+def _ready() -> None:
+    try:
+        sys.stdout.buffer.write(READY)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        pass
+
+
+def _end_with(holder: int, folder: str, number: str) -> None:
+    """Without a holder nobody would take over: what is mounted must not become a folder that fails."""
+    try:
+        gone = os.pidfd_open(holder)
+        select.select([gone], [], [])
+    except OSError:
+        pass
+    log.error("the process that held the mount is gone: unmounting %s", folder)
+    try:
+        if is_on(folder, number):
+            device.unmount(folder, is_lazy=True)
+    except EnvironmentProblem as error:
+        log.error("%s", error)
+    logging.shutdown()
+    os._exit(EXIT_HOLDER_GONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

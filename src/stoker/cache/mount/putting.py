@@ -1,0 +1,112 @@
+"""How the origin gets what was written through a mount. Pure.
+
+One file is put once at a time; what was changed meanwhile is put after that. Requests that wait for it are answered
+when the origin has what they wait for, however long that takes and whatever signals come: who is told that `close` was
+interrupted cannot do it again.
+"""
+
+from __future__ import annotations
+
+from stoker.cache.mount import answers
+from stoker.cache.mount.questions import Effect, Put, Remember, Remove, StageDrop, StageKeep, Tell
+from stoker.cache.mount.records import FileStaged, Record, packed
+from stoker.cache.mount.source_port import Found
+from stoker.cache.mount.staged import NEVER, Staged
+from stoker.cache.mount.state import MountState, done, refused, remembered
+from stoker.cache.mount.waiting import Failed
+
+
+class Putting:
+    """Of one mount."""
+
+    def __init__(self, state: MountState) -> None:
+        self._state = state
+
+    def put(self, unique: int, staged: Staged, now: float) -> list[Effect]:
+        """A request waits until the origin has it as it is."""
+        if staged.is_put or staged.is_removed:
+            return [done(unique)]
+        staged.is_abandoned = False
+        staged.waiting.append(unique)
+        return self._begin(staged, now)
+
+    def finish(self, staged: Staged, now: float) -> list[Effect]:
+        """Nobody has it open for writing: the origin gets what it has not, and it ends."""
+        if staged.is_putting:
+            return []  # that comes when it has
+        if staged.is_put or staged.is_removed or staged.is_abandoned:
+            return self._end(staged, now)
+        return self._begin(staged, now)
+
+    def finish_all(self, now: float) -> list[Effect]:
+        """It is unmounted."""
+        self._state.staged.close_all()
+        return [effect for staged in self._state.staged.all() for effect in self.finish(staged, now)]
+
+    def _begin(self, staged: Staged, now: float) -> list[Effect]:
+        if staged.is_putting:
+            return []
+        staged.is_putting = True
+        path, revision = staged.path, staged.revision
+        question = Put(staged.stage, path, revision)
+        return self._state.waiting.ask_alone(
+            question, now, lambda answer, at: self._ended(staged, path, revision, answer, at)
+        )
+
+    def _ended(self, staged: Staged, path: str, revision: int, answer: object, now: float) -> list[Effect]:
+        staged.is_putting = False
+        waiting, staged.waiting = staged.waiting, []
+        then, staged.then = staged.then, []
+        effects: list[Effect] = []
+        for stage in staged.superseded:
+            effects += self._state.waiting.ask_alone(StageDrop(stage), now)
+        staged.superseded = []
+        if isinstance(answer, Failed):
+            effects += [refused(unique, answer.code) for unique in waiting]
+            # Who was told that it failed is not to find it done by what is tried when all have closed it.
+            staged.is_abandoned = staged.is_abandoned or bool(waiting)
+            effects += [] if staged.handles else self._end(staged, now)
+        else:
+            assert isinstance(answer, Found)
+            effects += self._has_put(staged, path, answer, revision, now)
+            if staged.is_put or staged.is_removed or staged.is_abandoned:
+                effects += [done(unique) for unique in waiting]
+                effects += [] if staged.handles else self._end(staged, now)
+            elif waiting or not staged.handles:
+                staged.waiting = waiting
+                effects += self._begin(staged, now)
+        return effects + [effect for one in then for effect in one(now)]
+
+    def _has_put(self, staged: Staged, path: str, found: Found, revision: int, now: float) -> list[Effect]:
+        """The origin has it as it was then."""
+        state = self._state
+        if staged.is_removed or staged.path != path:
+            return state.waiting.ask_alone(Remove(path), now)
+        staged.put_revision = revision
+        news: list[Record] = []
+        node = state.nodes.get(staged.node)
+        if node is not None and staged.is_put:
+            node.version, node.modified_ns = found.version, round(found.modified_s * 1e9) or node.modified_ns
+            news.append(node.named())
+        # After the node's: one that is written is not settled.
+        news += state.staged.records_of(staged)
+        state.known.put(path, found, now)
+        return [remembered(news)]
+
+    def _end(self, staged: Staged, now: float) -> list[Effect]:
+        """What could not be put stays where it lies; whoever looks after this machine is told."""
+        state = self._state
+        state.staged.end(staged)
+        node = state.nodes.get(staged.node)
+        effects: list[Effect] = [Remember(packed(FileStaged(0, staged.stage, 0, "", 0, 0, 0, NEVER)))]
+        if node is not None:
+            node.is_settled = True
+        if staged.is_put:
+            return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]
+        # What the kernel keeps of it is not what is there.
+        notices = (answers.stale_content(staged.node), state.stale_path(staged.path))
+        state.known.drop(staged.path, now)
+        effects += state.waiting.ask_alone(Tell(notices), now)
+        if staged.is_removed:
+            return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]
+        return [*effects, *state.waiting.ask_alone(StageKeep(staged.stage, staged.path), now)]

@@ -1,0 +1,179 @@
+"""Which files are being written through a mount. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from stoker.cache.mount.questions import Effect
+from stoker.cache.mount.records import FileStaged
+
+NEVER = -1
+Then = Callable[[float], list[Effect]]
+"""What is done at a time."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A file that is written here first.
+
+    `process`: who opened it for writing; `revision`: how often it was changed, `put_revision`: what the origin has of
+    that, while `is_putting` it is being told more. `handles`: how many have it open for writing. `is_new`: there was
+    nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed,
+    so that it is not whole, or was told that it cannot be put.
+    """
+
+    stage: int
+    node: int
+    path: str
+    process: int
+    size_bytes: int = 0
+    revision: int = 0
+    put_revision: int = NEVER
+    handles: int = 0
+    is_new: bool = False
+    is_removed: bool = False
+    is_abandoned: bool = False
+    is_putting: bool = False
+    waiting: list[int] = field(default_factory=list)
+    """Requests that are answered when the origin has it."""
+    then: list[Then] = field(default_factory=list)
+    """What waits for the origin to have been told."""
+    superseded: list[int] = field(default_factory=list)
+    """Files that it lay in before, which are still being read."""
+
+    @property
+    def is_put(self) -> bool:
+        """Whether the origin has it as it is."""
+        return self.put_revision == self.revision
+
+    def record(self, handle: int) -> FileStaged:
+        """For the next daemon."""
+        return FileStaged(
+            handle, self.stage, self.node, self.path, self.process, self.size_bytes, self.revision, self.put_revision,
+            self.is_new, self.is_removed, self.is_abandoned,
+        )  # fmt: skip
+
+
+class StagedFiles:
+    """By number, node and path."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._staged: dict[int, Staged] = {}
+        self._paths: dict[str, Staged] = {}
+        self._nodes: dict[int, Staged] = {}
+        self._handles: dict[int, Staged] = {}
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def begin(self, now_ns: int) -> None:
+        """A daemon begins. Its numbers are of no daemon or mount before: what could not be put lies there for long."""
+        self._next = now_ns
+
+    def at(self, path: str) -> Staged | None:
+        """What is being written under a path."""
+        return self._paths.get(path)
+
+    def of_node(self, node: int) -> Staged | None:
+        """What is being written as a node, whatever it is called by now."""
+        return self._nodes.get(node)
+
+    def of(self, handle: int) -> Staged | None:
+        """What somebody writes who has it open under this number."""
+        return self._handles.get(handle)
+
+    def next_stage(self) -> int:
+        """A number for one more."""
+        self._next += 1
+        return self._next
+
+    def add(self, stage: int, node: int, path: str, process: int, *, is_new: bool = False) -> Staged:
+        """It is empty, and the origin knows nothing of it."""
+        staged = Staged(stage, node, path, process, is_new=is_new)
+        self._staged[stage] = self._paths[path] = self._nodes[node] = staged
+        return staged
+
+    def open(self, handle: int, staged: Staged) -> None:
+        """Somebody writes it under this number."""
+        self._handles[handle] = staged
+        staged.handles += 1
+
+    def close(self, handle: int) -> Staged | None:
+        """Nobody does any more; what it was, if it was one."""
+        staged = self._handles.pop(handle, None)
+        if staged is not None:
+            staged.handles -= 1
+        return staged
+
+    def close_all(self) -> None:
+        """Nobody can write any more."""
+        for handle in list(self._handles):
+            self.close(handle)
+
+    def restage(self, staged: Staged, stage: int) -> None:
+        """It lies in another file from now on."""
+        del self._staged[staged.stage]
+        staged.superseded.append(staged.stage)
+        staged.stage = stage
+        self._staged[stage] = staged
+
+    def move(self, staged: Staged, path: str) -> None:
+        """It is to be called otherwise."""
+        self.forget_path(staged)
+        staged.path = path
+        self._paths[path] = staged
+
+    def forget_path(self, staged: Staged) -> None:
+        """Its name is no more, or another's."""
+        if self._paths.get(staged.path) is staged:
+            del self._paths[staged.path]
+
+    def end(self, staged: Staged) -> None:
+        """It is written, or given up."""
+        self._staged.pop(staged.stage, None)
+        self.forget_path(staged)
+        if self._nodes.get(staged.node) is staged:
+            del self._nodes[staged.node]
+
+    def records_of(self, staged: Staged) -> list[FileStaged]:
+        """All that the next daemon has to know of one."""
+        handles = [handle for handle, one in self._handles.items() if one is staged]
+        return [staged.record(handle) for handle in handles or [0]]
+
+    def records(self) -> Iterator[FileStaged]:
+        """And of all."""
+        for staged in self._staged.values():
+            yield from self.records_of(staged)
+
+    def restore(self, record: FileStaged) -> Staged | None:
+        """What a daemon before wrote down; None: it has ended."""
+        staged = self._staged.get(record.stage)
+        if not record.node:
+            if staged is not None:
+                self.end(staged)
+            return None
+        if staged is None and (before := self._nodes.get(record.node)) is not None:
+            staged = before
+            self.restage(staged, record.stage)
+        if staged is None:
+            staged = self.add(record.stage, record.node, record.path, record.process, is_new=record.is_new)
+        if staged.path != record.path:
+            self.move(staged, record.path)
+        staged.process, staged.size_bytes, staged.revision = (
+            record.process,
+            record.size_bytes,
+            record.revision,
+        )
+        staged.put_revision, staged.is_abandoned = record.put_revision, record.is_abandoned
+        if record.is_removed:
+            staged.is_removed = True
+            self.forget_path(staged)
+        if record.handle and record.handle not in self._handles:
+            self.open(record.handle, staged)
+        return staged
+
+    def all(self) -> list[Staged]:
+        """Each of them."""
+        return list(self._staged.values())

@@ -1,0 +1,189 @@
+"""Writing whole files through a mount. Pure.
+
+What is written lies on this machine until it is whole: the origin gets it when whoever opened it closes it, or at each
+fsync, and both return when the origin has it, or fail. Others see it from then on, and what was there until then. A
+file that was there can be written anew, not changed: to change bytes of it is refused (EOPNOTSUPP).
+
+A copy of the descriptor in another process that is closed does not make a file whole: a shell that starts a program
+closes its own.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from stoker.cache.mount import answers
+from stoker.cache.mount.answers import Open
+from stoker.cache.mount.names import checked_path
+from stoker.cache.mount.nodes import Node
+from stoker.cache.mount.putting import Putting
+from stoker.cache.mount.questions import Effect, Remember, Stage, StageRead, StageSize
+from stoker.cache.mount.records import FileOpened, Record, packed
+from stoker.cache.mount.requests import RESENT, Changing, Creating, Header, Reading, Writing
+from stoker.cache.mount.staged import Staged
+from stoker.cache.mount.state import MountState, done, refused, remembered
+from stoker.cache.mount.waiting import Failed
+
+SIZE = 1 << 3
+"""In SETATTR: the size is to be another."""
+
+
+class WritingFiles:
+    """Answers CREATE, OPEN for writing, WRITE, SETATTR, FLUSH, FSYNC and RELEASE of files that are written."""
+
+    def __init__(self, state: MountState, putting: Putting) -> None:
+        self._state = state
+        self._putting = putting
+
+    def create(self, header: Header, asked: Creating, now: float) -> list[Effect]:
+        """A file that is not there yet."""
+        path = checked_path(self._state, header.node, asked.name)
+        if isinstance(path, int):
+            return [refused(header.unique, path)]
+        state, unique = self._state, header.unique
+        again = state.handles.opened_by(unique)
+        if again is not None and (made := state.nodes.get(again[1].node)) is not None:
+            return [done(unique, self._created(made, again[0]))]
+        if state.staged.at(path) is not None:
+            return [refused(unique, errno.EEXIST)]
+        stage = state.staged.next_stage()
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(header.unique, answer.code)]
+            node, _ = state.nodes.look_up(path, version=f"staged {stage}", modified_ns=state.wall_ns(at))
+            staged = state.staged.add(stage, node.number, path, header.pid, is_new=True)
+            handle, effects = self._open(unique, node, staged)
+            return [Remember(packed(node.named())), *effects, done(unique, self._created(node, handle))]
+
+        return state.waiting.ask(unique, StageSize(stage, 0), then, now)
+
+    def _created(self, node: Node, handle: int) -> bytes:
+        return answers.entry(node.number, self._state.attr(node), 0.0, 0.0) + answers.opened(handle, 0)
+
+    def open(self, header: Header, node: Node, *, truncates: bool, now: float) -> list[Effect]:
+        """One that is there, to be written anew, or perhaps to have no more than its times changed."""
+        state, unique = self._state, header.unique
+        if state.handles.backing_of(node.number):
+            return [refused(unique, errno.ETXTBSY)]
+        again = state.handles.opened_by(unique)
+        if again is not None:
+            return [done(unique, answers.opened(again[0], 0))]
+        staged = state.staged.at(node.path)
+        if staged is not None and staged.node != node.number:
+            return [refused(unique, errno.EBUSY)]
+        if staged is None and not truncates:
+            handle = state.handles.open_file(node.number, 0, request=unique & ~RESENT)
+            return [
+                Remember(packed(FileOpened(handle, node.number, 0, unique & ~RESENT))),
+                done(unique, answers.opened(handle, Open.KEEP_CACHE)),
+            ]
+        # Not the file that is being put.
+        stage = state.staged.next_stage() if staged is None or staged.is_putting else staged.stage
+
+        def then(answer: object, _: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(unique, answer.code)]
+            if state.handles.backing_of(node.number):
+                return [refused(unique, errno.ETXTBSY)]
+            found = state.staged.at(node.path) or state.staged.add(stage, node.number, node.path, header.pid)
+            if truncates:
+                if found.stage != stage:
+                    state.staged.restage(found, stage)
+                found.size_bytes, found.revision, found.process = 0, found.revision + 1, header.pid
+                found.is_abandoned = False
+            handle, effects = self._open(unique, node, found)
+            return [*effects, done(unique, answers.opened(handle, 0))]
+
+        if not truncates:
+            return then(None, now)
+        return state.waiting.ask(unique, StageSize(stage, 0), then, now)
+
+    def write(self, header: Header, asked: Writing, now: float) -> list[Effect]:
+        """Bytes of a file that is written."""
+        state, unique = self._state, header.unique
+        staged, size_bytes = state.staged.of(asked.handle), len(asked.data)
+        if staged is None:
+            return [refused(unique, errno.EOPNOTSUPP)]
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(unique, answer.code)]
+            changed = self._changed(
+                staged, max(staged.size_bytes, asked.offset + size_bytes), asked.handle, at
+            )
+            return [changed, done(unique, answers.size(size_bytes))]
+
+        return state.waiting.ask(unique, Stage(staged.stage, asked.offset, asked.data), then, now)
+
+    def change(self, header: Header, node: Node, asked: Changing, now: float) -> list[Effect]:
+        """Attributes. All belongs to whom the mount says, and has the rights and times that it says: to set those
+        changes nothing, and is no error to programs that do it with all they write."""
+        state, unique = self._state, header.unique
+
+        def told(at: float) -> list[Effect]:
+            return [done(unique, answers.attributes(state.attr(node), state.attr_valid_s(node)))]
+
+        staged = state.staged.of_node(node.number)
+        if not asked.valid & SIZE or (asked.size_bytes == node.size_bytes and staged is None):
+            return told(now)
+        if staged is None:
+            return [refused(unique, errno.EOPNOTSUPP)]
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(unique, answer.code)]
+            return [self._changed(staged, asked.size_bytes, 0, at), *told(at)]
+
+        return state.waiting.ask(unique, StageSize(staged.stage, asked.size_bytes), then, now)
+
+    def read(self, header: Header, staged: Staged, asked: Reading, now: float) -> list[Effect]:
+        """Bytes of what is written so far."""
+        unique, stop = header.unique, min(asked.offset + asked.size_bytes, staged.size_bytes)
+        if asked.offset >= stop:
+            return [done(unique)]
+
+        def then(answer: object, _: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(unique, answer.code)]
+            assert isinstance(answer, bytes)
+            return [done(unique, answer)]
+
+        return self._state.waiting.ask(unique, StageRead(staged.stage, asked.offset, stop), then, now)
+
+    def flush(self, header: Header, handle: int, now: float) -> list[Effect]:
+        """Somebody has closed it. Only who opened it makes it whole by that; what has no bytes may get some yet. Below
+        0: of a process that was killed, and has not come to the end of what it wrote."""
+        staged = self._state.staged.of(handle)
+        if staged is None or abs(header.pid) != staged.process:
+            return [done(header.unique)]
+        if header.pid < 0 and not staged.is_put:
+            staged.is_abandoned = True
+            records = self._state.staged.records_of(staged)
+            return [remembered(records), done(header.unique)]
+        return self._putting.put(header.unique, staged, now) if staged.size_bytes else [done(header.unique)]
+
+    def sync(self, header: Header, handle: int, now: float) -> list[Effect]:
+        """The origin is to have what is there so far."""
+        staged = self._state.staged.of(handle)
+        return [done(header.unique)] if staged is None else self._putting.put(header.unique, staged, now)
+
+    def close(self, handle: int, now: float) -> list[Effect]:
+        """Nobody has it open under this number any more; before what is told of that."""
+        staged = self._state.staged.close(handle)
+        return [] if staged is None or staged.handles else self._putting.finish(staged, now)
+
+    def _open(self, unique: int, node: Node, staged: Staged) -> tuple[int, list[Effect]]:
+        state, request = self._state, unique & ~RESENT
+        node.is_settled, node.size_bytes = False, staged.size_bytes
+        handle = state.handles.open_file(node.number, 0, request=request)
+        state.staged.open(handle, staged)
+        news: list[Record] = [FileOpened(handle, node.number, 0, request), *state.staged.records_of(staged)]
+        return handle, [remembered(news)]
+
+    def _changed(self, staged: Staged, size_bytes: int, handle: int, now: float) -> Effect:
+        staged.size_bytes, staged.revision = size_bytes, staged.revision + 1
+        node = self._state.nodes.get(staged.node)
+        if node is not None:
+            node.size_bytes, node.modified_ns = size_bytes, self._state.wall_ns(now)
+        return Remember(packed(staged.record(handle)))

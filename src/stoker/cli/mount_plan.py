@@ -1,0 +1,232 @@
+"""What `stoker mount` is told, as what a holder needs: sources, `-o` options, and whether the folder can be used."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import secrets
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
+import xxhash
+from msgspec.structs import replace
+
+from stoker.base.units import parse_duration_s, parse_size_bytes
+from stoker.cache.embedded import DEFAULT_CAPACITY_BYTES
+from stoker.cache.mount import device
+from stoker.cache.mount.holder import EmbeddedConfig, HolderConfig
+from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, mounted_on
+from stoker.cache.mount.state import MountSettings
+from stoker.cli.cache_options import SCHEME, parse_below, warn
+from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.settings import cache_settings
+
+BUCKET = "mount"
+_OF_OTHERS = frozenset((
+    "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
+    "noexec", "async", "atime", "noatime", "relatime", "dev", "suid",
+))  # fmt: skip
+"""Of a line of fstab: what mount(8) and systemd are told by."""
+_FLAGS = frozenset(("allow_other", "no_passthrough", "no_xattrs", "nonempty", "small_files", "writable"))
+_VALUES = frozenset((
+    "endpoint", "token_file", "ca", "cache_dir", "cache_ttl", "capacity", "kernel_ttl", "ttl", "absent_ttl", "timeout",
+    "uid", "gid", "file_mode", "folder_mode",
+))  # fmt: skip
+
+
+def take_options(arguments: argparse.Namespace) -> None:
+    """Have what `-o` says as if the options themselves said it. Raises ConfigError."""
+    for text in arguments.o:
+        for word in filter(None, text.split(",")):
+            name, _, value = word.partition("=")
+            known = name.replace("-", "_")
+            if known in _FLAGS:
+                setattr(arguments, known, True)
+            elif known in _VALUES and value:
+                setattr(arguments, known, value)
+            elif known not in _OF_OTHERS and not name.startswith(("x-", "comment")):
+                raise ConfigError(
+                    f"-o {word}: there is no such option; there are {', '.join(sorted(_FLAGS))}, and "
+                    f"{', '.join(sorted(_VALUES))} with =VALUE"
+                )
+
+
+def settings_of(arguments: argparse.Namespace) -> MountSettings:
+    """Raises ConfigError."""
+    return MountSettings(
+        uid=_number(arguments.uid, "--uid", os.getuid()),
+        gid=_number(arguments.gid, "--gid", os.getgid()),
+        file_mode=_mode(arguments.file_mode or ("644" if arguments.writable else "444"), "--file-mode"),
+        folder_mode=_mode(arguments.folder_mode or ("755" if arguments.writable else "555"), "--folder-mode"),
+        kernel_ttl_s=_time(arguments.kernel_ttl, "--kernel-ttl"),
+        ttl_s=_time(arguments.ttl, "--ttl"),
+        absent_ttl_s=_time(arguments.absent_ttl, "--absent-ttl"),
+        timeout_s=_time(arguments.timeout, "--timeout", least_s=0.1),
+        wants_passthrough=os.geteuid() == 0 and not arguments.no_passthrough and not arguments.small_files,
+        is_writable=arguments.writable,
+        has_xattrs=not arguments.no_xattrs and not arguments.small_files,
+    )
+
+
+def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
+    """What to mount on a folder. Raises ConfigError."""
+    settings = settings_of(arguments)
+    where = cache_settings().trusting(arguments.ca)
+    source: str = arguments.source
+    base = HolderConfig(
+        folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
+        lets_others=arguments.allow_other,
+        staging_path=str(cache_settings().directory / "staging" / MountPlace(folder).path.name),
+    )  # fmt: skip
+    if not source.startswith(SCHEME):
+        return _embedding(base, arguments, _origin(source))
+    below = parse_below(source)
+    endpoint, token = arguments.endpoint or where.endpoint, _token(arguments) or where.token
+    if endpoint is None:
+        raise ConfigError(
+            f"{source}: say where its cache server is: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT"
+        )
+    fleet = BucketPlace(
+        endpoint=endpoint, token=token, bucket=below.bucket, prefix=below.prefix, tls=where.tls
+    )
+    if arguments.cache_dir is None:
+        for name in ("capacity", "cache_ttl"):
+            if getattr(arguments, name) is not None:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is of a cache that the mount has for itself: say --cache-dir DIR as "
+                    "well"
+                )
+        is_near = endpoint.startswith("unix://")
+        found = dataclasses.replace(settings, wants_passthrough=settings.wants_passthrough and is_near)
+        return replace(base, place=fleet, settings=found)
+    if endpoint.startswith("unix://"):
+        raise ConfigError(
+            f"--cache-dir: the server at {endpoint} is on this machine already, and its cache is used"
+        )
+    listed = ",".join(one.strip().partition("://")[2].rstrip("/") for one in endpoint.split(","))
+    fields = [f"token_file={quote(_kept_token(folder, token))}"] if token else []
+    fields += [f"ca_file={quote(where.tls.ca)}"] if where.tls.ca else []
+    scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
+    url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
+    return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
+
+
+def check_folder(folder: str, *, may_have_files: bool) -> None:
+    """Whether something can be mounted there. What a mount that was not ended has left there is taken away. Raises
+    EnvironmentProblem, ConfigError."""
+    there = mounted_on(folder)
+    if there is not None and there.file_system == FILE_SYSTEM:
+        if there.uid not in (None, os.getuid()):
+            raise EnvironmentProblem(
+                f"{there.source} is mounted on {folder} by another user, of number {there.uid}"
+            )
+        place = MountPlace(folder)
+        if not place.is_known():
+            raise EnvironmentProblem(
+                f"{there.source} is mounted on {folder} by a process that is not known here, which may be at work: "
+                f"`stoker umount --lazy {folder}` takes the mount away"
+            )
+        if place.is_held():
+            raise EnvironmentProblem(
+                f"{there.source} is mounted on {folder}: `stoker umount {folder}` ends that"
+            )
+        warn(
+            f"{folder}: a mount of {there.source} was left there by a process that is gone; it is taken away"
+        )
+        device.unmount(folder, is_lazy=True)
+        return check_folder(folder, may_have_files=may_have_files)
+    if there is not None and not may_have_files:
+        raise ConfigError(
+            f"{there.source} ({there.file_system}) is mounted on {folder}: choose a folder in it, or say --nonempty"
+        )
+    try:
+        is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
+        names = os.listdir(folder) if is_folder else []
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} is not there: make it first (mkdir {folder})") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot look at {folder}: {error.strerror}") from None
+    if not is_folder:
+        raise ConfigError(f"{folder} is no folder")
+    if names and not may_have_files:
+        raise ConfigError(
+            f"{folder} is not empty ({names[0]}, …), and what is in it would be hidden: take an empty folder, or say "
+            "--nonempty"
+        )
+    return None
+
+
+def _embedding(base: HolderConfig, arguments: argparse.Namespace, origin_url: str) -> HolderConfig:
+    capacity_bytes = DEFAULT_CAPACITY_BYTES
+    if arguments.capacity is not None:
+        try:
+            capacity_bytes = parse_size_bytes(arguments.capacity)
+        except ValueError as error:
+            raise ConfigError(f"--capacity: {error}") from None
+    directory = arguments.cache_dir
+    if directory is None:
+        # The next mount of the same finds it again.
+        directory = cache_settings().directory / "mounts" / xxhash.xxh3_64_hexdigest(origin_url)
+    embedded = EmbeddedConfig(
+        origin_url=origin_url, directory=os.path.abspath(directory), capacity_bytes=capacity_bytes,
+        ttl_s=_time(arguments.cache_ttl or "1h", "--cache-ttl"),
+    )  # fmt: skip
+    place = replace(base.place, token=secrets.token_hex(16))
+    return replace(base, embedded=embedded, place=place)
+
+
+def _origin(source: str) -> str:
+    """An URL of an origin; a path is that of a folder of this machine. Raises ConfigError."""
+    if "://" in source:
+        return source
+    path = os.path.abspath(source)
+    if not os.path.isdir(path):
+        raise ConfigError(
+            f"{source} is neither an URL (stoker://BUCKET/PREFIX, s3://BUCKET/PREFIX, …) nor a folder that is there"
+        )
+    return f"file://{quote(path)}"
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    if arguments.token_file is None:
+        return None
+    try:
+        return Path(arguments.token_file).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {arguments.token_file}: {error}") from None
+
+
+def _kept_token(folder: str, token: str) -> str:
+    """A private file with it: an URL names no secret."""
+    place = MountPlace(folder)
+    place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = place.path / "token"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+        file.write(token)
+    return str(path)
+
+
+def _number(text: str | None, name: str, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**32 - 1:
+        raise ConfigError(f"{name} {text}: give a number")
+    return int(text)
+
+
+def _mode(text: str, name: str) -> int:
+    if not text or set(text) - set("01234567") or int(text, 8) > 0o777:
+        raise ConfigError(f"{name} {text}: give rights as chmod takes them in digits, like 444")
+    return int(text, 8)
+
+
+def _time(text: str, name: str, *, least_s: float = 0.0) -> float:
+    try:
+        value = parse_duration_s(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if value < least_s:
+        raise ConfigError(f"{name} {text}: give at least {least_s:g}s")
+    return value

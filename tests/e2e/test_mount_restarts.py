@@ -1,0 +1,234 @@
+"""Processes of a mount that are killed under its readers, who notice nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.cache.mount.places import MountPlace, mounted_on
+from stoker.errors import EnvironmentProblem
+from tests.e2e import mount_readers as readers
+from tests.e2e.mount_origin import SlowOrigin
+from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, needs
+from tests.e2e.run_helpers import wait_for
+from tests.http_servers import running
+
+pytestmark = MOUNT_MARKS
+READERS = 16
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("origin")
+    readers.make(folder, small=40, large=4)
+    return folder
+
+
+@contextlib.contextmanager
+def read_by_many(mount: Mount, folder: Path) -> Iterator[Callable[[], int]]:
+    """Within it many read; how many reads there were yet. In the end none has noticed anything."""
+    until, begun = folder / "until", folder / "begun"
+
+    def count() -> int:
+        return sum(len(path.read_bytes().splitlines()) for path in folder.glob("begun.*"))
+
+    with mount.look(readers.read_at_random, mount.folder, READERS, until, begun) as looking:
+        wait_for(lambda: count() > 2 * READERS, why="reads")
+        yield count
+        before = count()
+        wait_for(lambda: count() > before + 2 * READERS, why="reads after all")
+        until.touch()
+        done = looking.finish()
+    assert done.code == 0, done.text
+    assert done.out.startswith('{"read": '), done.out
+    assert done.out.count(":") == 1, f"all were read: {done.out}"
+
+
+def test_readers_do_not_notice_that_the_daemon_is_killed(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        with read_by_many(mount, tmp_path) as count:
+            mount.kill_daemon()
+            before = count()
+            wait_for(lambda: count() > before + READERS, why="reads")
+            for _ in range(5):
+                mount.kill_daemon()
+        assert mount.log.count("the daemon of the mount has ended (signal 9)") == 6
+        assert mount.end() == 0
+
+
+def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount, read_by_many(mount, tmp_path) as count:
+        for _ in range(2):
+            last = mount.cache()
+            last.kill()
+            wait_for(lambda: mount.cache().pid != last.pid, why="cache")  # noqa: B023
+            before = count()
+            wait_for(lambda: count() > before + READERS, why="reads")  # noqa: B023
+        for _ in range(2):
+            daemon = mount.daemon()
+            assert mount.command("mount", "--reload", str(mount.folder)).code == 0
+            daemon.wait(20)
+            mount.next_daemon(daemon)
+
+
+def test_a_request_that_ends_each_daemon_fails(tmp_path: Path) -> None:
+    """As it may be in the way that it waits for an origin when each is killed."""
+    origin = SlowOrigin()
+    with running(origin), mounted(tmp_path / "m", origin.url, "--timeout=300s") as mount:
+        assert mount.sh("ls $0/s/0000; cat $0/.stoker-status")
+        origin.hold()
+        with mount.look(readers.outcome, mount.folder / "s/0001") as waits:
+            wait_for(lambda: "s/0001" in origin.asked, why="question")
+            for _ in range(2):
+                mount.kill_daemon()
+                # The next one has it now, and answers others.
+                assert "held_bytes" in mount.sh("cat $0/.stoker-status")
+                assert waits.process.poll() is None
+            mount.kill_daemon()
+            assert '"EIO"' in waits.finish().out
+        origin.release()
+
+
+def test_a_cache_that_cannot_be_started_keeps_nobody(origin: Path, tmp_path: Path) -> None:
+    """The daemon is replaced meanwhile, signals are heard, and who reads goes on once it can be started."""
+    with mounted(tmp_path / "m", origin, "--no-passthrough") as mount:
+        kept, away = tmp_path / "m" / "kept", tmp_path / "m" / "away"
+        with mount.look(readers.read_when_told, mount.folder / "l/0", [1000]) as reader:
+            assert reader.line() == "opened"
+            kept.rename(away)
+            kept.touch()
+            mount.cache().kill()
+            wait_for(lambda: mount.log.count("the cache of the mount cannot be started") > 1, why="tries")
+            mount.kill_daemon()
+            assert mount.command("mount", "--reload", str(mount.folder)).code == 0
+            wait_for(lambda: "starting the daemon anew" in mount.log, why="signal that is heard")
+            kept.unlink()
+            away.rename(kept)
+            assert reader.tell() == readers.sha256((origin / "l/0").read_bytes()[:1000])
+        kept.rename(away)
+        kept.touch()
+        before = mount.log.count("the cache of the mount cannot be started")
+        mount.cache().kill()
+        wait_for(lambda: mount.log.count("the cache of the mount cannot be started") > before, why="try")
+        assert mount.end() == 0
+
+
+def test_a_daemon_that_cannot_start_is_given_up(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin, "--no-passthrough") as mount:
+        state = MountPlace(str(mount.folder)).state_path
+        with mount.look(readers.outcome, mount.folder / "s/001") as reads:
+            assert reads.process.wait(60) == 0
+        state.unlink()
+        state.mkdir()
+        mount.daemon().kill()
+        with mount.look(readers.outcome, mount.folder / "s/002") as waits:
+            assert mount.holder.wait(120) == EnvironmentProblem.exit_code
+            assert re.search('"(ENOTCONN|ECONNABORTED|ENOENT)"', waits.finish().out)
+        assert "10 daemons in a row" in mount.log
+        assert mounted_on(str(mount.folder)) is None
+        assert mount.sh("ls -A $0") == ""
+
+
+def test_a_mount_goes_with_its_holder(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_temporary = tmp_path / "tmp"
+    own_temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(own_temporary))
+    with mounted(tmp_path / "m", origin) as mount:
+        mount.sh("cat $0/s/* > /dev/null")
+        family = mount.holder.children(recursive=True)
+        mount.holder.kill()
+        mount.holder.wait()
+        gone, left = psutil.wait_procs(family, timeout=20)
+        assert len(gone) >= 2
+        assert not left, "nobody is left"
+        assert not [path for path in own_temporary.iterdir() if path.name.startswith("stoker-")]
+        assert mounted_on(str(mount.folder)) is None
+        assert mount.sh("ls -A $0") == ""
+
+
+def test_what_is_left_is_taken_away_by_the_next_mount(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        with mount.look(readers.read_when_told, mount.folder / "s/001", [10]) as open_there:
+            assert open_there.line() == "opened"
+            daemon = mount.daemon()
+            mount.holder.suspend()
+            daemon.kill()
+            mount.holder.kill()
+            mount.holder.wait()
+        assert mounted_on(str(mount.folder)) is not None
+        assert "Transport endpoint" in mount.run("ls", str(mount.folder)).err
+        assert "left by a process that is gone" in mount.command("mount").out
+        with mounted(tmp_path / "m", origin) as again:
+            assert "was left there by a process that is gone; it is taken away" in again.log
+            there = readers.sha256((origin / "s/001").read_bytes())
+            assert again.call(readers.outcomes, again.folder, ["s/001"]) == [there]
+            assert again.end() == 0
+
+
+def test_ctrl_c_ends_it_also_while_somebody_reads(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        family = mount.holder.children(recursive=True)
+        with mount.look(readers.read_when_told, mount.folder / "l/1", [1000, 4_000_000]) as reader:
+            assert reader.line() == "opened"
+            mount.holder.send_signal(signal.SIGINT)
+            wait_for(lambda: mounted_on(str(mount.folder)) is None, why="end of the mount")
+            assert mount.holder.poll() is None, "it goes on for who has something open"
+            assert reader.tell() == readers.sha256((origin / "l/1").read_bytes()[:1000])
+            assert reader.tell() == readers.sha256((origin / "l/1").read_bytes()[1000:])
+        assert mount.holder.wait(20) == 0
+        assert not psutil.wait_procs(family, timeout=20)[1]
+
+
+@pytest.mark.parametrize("end", ["signal", "kill"])
+def test_what_is_mounted_in_its_place_since_stays(origin: Path, tmp_path: Path, end: str) -> None:
+    """The mount was ended while somebody reads, who reads on through the first signal."""
+    with mounted(tmp_path / "m", origin) as mount:
+        family = mount.holder.children(recursive=True)
+        with mount.look(readers.read_when_told, mount.folder / "l/1", [1000, 4_000_000]) as reader:
+            assert reader.line() == "opened"
+            assert mount.command("umount", "--lazy", str(mount.folder)).code == 0
+            subprocess.run(["mount", "-t", "tmpfs", "none", mount.folder], check=True)
+            try:
+                data = (origin / "l/1").read_bytes()
+                if end == "signal":
+                    mount.holder.send_signal(signal.SIGTERM)
+                    wait_for(lambda: "shows something else by now" in mount.log, why="answer")
+                    assert reader.tell() == readers.sha256(data[:1000])
+                    assert reader.tell() == readers.sha256(data[1000:])
+                else:
+                    mount.holder.kill()
+                    mount.holder.wait()
+                reader.process.kill()
+                reader.process.wait()
+                assert not psutil.wait_procs([*family, mount.holder], timeout=20)[1]
+                assert (there := mounted_on(str(mount.folder))) is not None
+                assert there.file_system == "tmpfs"
+            finally:
+                subprocess.run(["umount", mount.folder], check=True)
+
+
+def test_a_signal_to_a_mount_that_was_ended_lets_its_readers_go_on(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        with mount.look(readers.read_when_told, mount.folder / "l/1", [1000, 4_000_000]) as reader:
+            assert reader.line() == "opened"
+            assert mount.command("umount", "--lazy", str(mount.folder)).code == 0
+            mount.holder.send_signal(signal.SIGTERM)
+            data = (origin / "l/1").read_bytes()
+            wait_for(lambda: "nobody finds the mount there any more" in mount.log, why="answer")
+            assert reader.tell() == readers.sha256(data[:1000])
+            assert reader.tell() == readers.sha256(data[1000:])
+        assert mount.holder.wait(20) == 0
+
+
+@needs("fusermount3")
+def test_fusermount_ends_it(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        mount.sh("fusermount3 -u $0")
+        assert mount.holder.wait(20) == 0

@@ -1,0 +1,69 @@
+"""Where mounts are, and what is kept of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker import settings
+from stoker.cache.mount.places import MountPlace, full_path
+from stoker.errors import EnvironmentProblem
+
+
+def test_the_path_of_a_folder_has_no_links(tmp_path: Path) -> None:
+    real = tmp_path / "real" / "deep"
+    real.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "absolute").symlink_to(real)
+    (tmp_path / "real" / "relative").symlink_to("../absolute")
+    (tmp_path / "to_nothing").symlink_to("real/none")
+    for name in ("real/deep", "link/deep", "absolute", "real/relative", "link/relative", "real/../absolute/"):
+        assert full_path(f"{tmp_path}/{name}") == str(real), name
+    assert full_path(f"{tmp_path}/to_nothing") == f"{tmp_path}/real/none"
+    assert full_path("/") == "/"
+
+
+def test_a_link_to_itself_has_no_path(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for name in ("a", "a/deeper"):
+        with pytest.raises(EnvironmentProblem, match="name the folder itself"):
+            full_path(f"{tmp_path}/{name}")
+    with pytest.raises(EnvironmentProblem, match="none is not there"):
+        full_path(f"{tmp_path}/none/a")
+
+
+def test_what_is_kept_of_a_mount_is_where_every_environment_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = MountPlace(str(tmp_path))
+    assert place.take()
+    try:
+        for name in ("XDG_RUNTIME_DIR", "TMPDIR", "HOME"):
+            monkeypatch.setenv(name, str(tmp_path))
+        again = MountPlace(str(tmp_path))
+        assert (again.path, again.is_held(), again.take()) == (place.path, True, False)
+        assert settings.mounts_dir().stat().st_uid == os.getuid()
+        assert settings.mounts_dir().parent.stat().st_mode & 0o077 == 0
+    finally:
+        place.leave()
+
+
+def test_a_place_that_was_left_can_be_taken(tmp_path: Path) -> None:
+    place = MountPlace(str(tmp_path))
+    assert place.take()
+    (place.path / "state").mkdir()
+    (place.path / "token").touch()
+    assert place.is_known()
+    place.leave()
+    assert not place.path.exists()
+    assert (place.is_known(), place.is_held()) == (False, False)
+    assert place.take()
+    assert MountPlace(str(tmp_path)).is_held()
+    place.log_path.touch()
+    place.leave()
+    assert os.listdir(place.path) == ["log"]
+    place.log_path.unlink()
+    place.path.rmdir()
