@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def commands_end() -> Iterator[None]:
-    """Commands that a failed test has left run on otherwise, beside the tests that follow."""
+    """Commands that a failed test has left run on otherwise, beside the tests that follow; what they had said tells why
+    the test failed."""
     Stoker.begun.clear()
     yield
     for command in Stoker.begun:
-        if command.process.poll() is None:
-            kill_all(command)
+        if command.process.poll() is None or not command.process.stdout.closed:
+            print(" ".join(command.arguments), kill_all(command).text, sep="\n")
     Stoker.begun.clear()
 
 

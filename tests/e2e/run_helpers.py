@@ -107,16 +107,18 @@ class Stoker:
         self.process.send_signal(number)
 
 
-def kill_all(command: Stoker) -> None:
-    """End a command and all that it has started, at once."""
-    family = [
-        command.process.pid,
-        *(p.pid for p in psutil.Process(command.process.pid).children(recursive=True)),
-    ]
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    command.process.communicate()
+def kill_all(command: Stoker) -> Finished:
+    """End a command and all that it has started, at once; returns what it had said."""
+    if command.process.poll() is None:
+        family = [
+            command.process.pid,
+            *(p.pid for p in psutil.Process(command.process.pid).children(recursive=True)),
+        ]
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    out, err = command.process.communicate()
+    return Finished(command.process.returncode, out, err)
 
 
 def run(folder: Path, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Finished:

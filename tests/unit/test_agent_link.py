@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from stoker.agent.core import NodeCore
@@ -38,10 +40,12 @@ def make_link(
     clock: Clock | None = None,
     timeouts: Timeouts = PATIENT,
     apply: Callable[[object], None] = lambda _: None,
+    is_hosted: Callable[[], bool] = lambda: False,
 ) -> MasterLink:
     config = AgentConfig(
         locate=locate, token="t", command=(), slots=1, host="h", address="127.0.0.1", run_id="none",
         log_dir=folder, runtime_dir=folder, environment={}, moved=moved, timeouts=timeouts,
+        is_hosted=is_hosted,
     )  # fmt: skip
     core = NodeCore("node-a")
     return MasterLink(config, clock or SystemClock(), core, apply=apply, is_idle=lambda: True)
@@ -244,6 +248,32 @@ def test_no_try_outlasts_the_time_after_which_the_master_starts_others(tmp_path:
         return loop.now() - began
 
     assert user_s <= jump(story) < user_s + 1.0
+
+
+@pytest.mark.parametrize(("was_taken", "ends_at", "expected_s"), [
+    (False, math.inf, 60.0), (False, 20.0, 20.0), (True, math.inf, 3.0),
+])  # fmt: skip
+def test_a_master_that_this_command_starts_may_take_its_time(
+    tmp_path: Path, was_taken: bool, ends_at: float, expected_s: float
+) -> None:
+    """On a busy machine its imports alone outlast a short timeout. Where its process has ended, or this node is counted
+    in the job, the timeout holds."""
+
+    async def story(loop: AgileLoop) -> float:
+        async def locate() -> tuple[str, int]:
+            raise MasterUnreachable("the master does not answer")
+
+        timeouts = Timeouts(3.0, beat_interval_s=0.5, beat_timeout_s=1.5, park_s=2.0)
+        began = loop.now()
+        link = make_link(
+            tmp_path, locate, clock=loop, timeouts=timeouts, is_hosted=lambda: loop.now() - began < ends_at
+        )
+        link.core.directive = msgspec.structs.replace(link.core.directive, seq=int(was_taken))
+        with pytest.raises(MasterUnreachable, match=r"the master does not answer, for \d+ s: start"):
+            await link.connect(loop.create_future())
+        return loop.now() - began
+
+    assert expected_s <= jump(story) < expected_s + 1.5
 
 
 ANSWERS = (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", b"HTTP/1.1 401 Unauthorized\r\n\r\n", SWITCHING)

@@ -37,6 +37,8 @@ CONNECT_EVERY_S = 1.0
 """Longest pause between two tries to reach the master, seconds: a restarted one gives its nodes the beat timeout."""
 LEAST_TRY_S = 0.5
 """What a try gets that begins as the time runs out."""
+BEGINS_WITHIN_S = 60.0
+"""What a master's process gets that this command has started: most of that goes into imports."""
 HANG_UP_S = 1.0
 """How long a master may take to hang up on an agent that has hung up."""
 
@@ -87,6 +89,8 @@ class AgentConfig:
     """Variables for the worker of each slot, which override these; empty: none has its own."""
     moved: Callable[[str, int], Awaitable[object]] = _never
     """`moved(host, port)` returns once the master is known to be elsewhere: nobody waits for the old one's silence."""
+    is_hosted: Callable[[], bool] = lambda: False
+    """Whether the master's process is one that this command has started, and lives."""
     snapshot_dir: Path | None = None
     """Folder in shared memory where workers leave snapshots; None: there is none."""
     rank_hint: int = -1
@@ -149,10 +153,10 @@ class MasterLink:
         if self.core.directive.outcome is not None:
             await self._wait_for_workers(done)
             return None
-        config = self.config
-        deadline = self._heard_at + config.timeouts.user_s
         attempt = 0
         while not (done.done() or (self.core.leaving and self._may_leave_now())):
+            patience_s = self._patience_s()
+            deadline = self._heard_at + patience_s
             attempt += 1
             try:
                 return await self._try(max(LEAST_TRY_S, deadline - self.clock.now()))
@@ -162,14 +166,21 @@ class MasterLink:
                     raise
                 if self.clock.now() >= deadline:
                     raise MasterUnreachable(
-                        f"{error}, for {config.timeouts.user_s:.0f} s: start the job with node rank 0 first, and "
-                        "check --rdzv-endpoint"
+                        f"{error}, for {patience_s:.0f} s: start the job with node rank 0 first, and check "
+                        "--rdzv-endpoint"
                     ) from None
                 if attempt == 1 and not (self.core.was_taken and isinstance(error, MasterUnreachable)):
                     log.info("waiting for the master: %s", error)
             pause_s = backoff_s(attempt, self._rng, first_s=0.05, limit_s=CONNECT_EVERY_S)
             await asyncio.sleep(min(pause_s, max(0.0, deadline - self.clock.now())))
         return None
+
+    def _patience_s(self) -> float:
+        """How long no master may be heard of. One that this command itself starts, on a machine that is busy, takes as
+        long as it takes to begin; as nobody has been told of this node yet, nobody counts the time."""
+        user_s = self.config.timeouts.user_s
+        is_beginning = self.config.is_hosted() and not self.core.was_taken
+        return max(user_s, BEGINS_WITHIN_S) if is_beginning else user_s
 
     async def _try(self, within_s: float) -> asyncio.StreamReader:
         """Find the master and open a stream to it. Raises MasterUnreachable, also when that takes longer, and what

@@ -69,6 +69,10 @@ class Hosting:
                             return
         await asyncio.Event().wait()
 
+    def has_master(self) -> bool:
+        """Whether a master's process runs here."""
+        return self.process is not None and self.process.is_alive
+
     def start(self) -> None:
         """Start the master, if it is to run here."""
         if self.process is not None:

@@ -248,6 +248,7 @@ def _agent_config(
     return AgentConfig(
         locate=hosting.locate,
         moved=hosting.moved,
+        is_hosted=hosting.has_master,
         token=token.value,
         command=launch.command,
         slots=launch.slots,

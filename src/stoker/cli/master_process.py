@@ -71,6 +71,11 @@ class MasterProcess:
         assert self._task is not None
         return self._task
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process of it runs, or is about to be started again."""
+        return self._task is not None and not self._task.done()
+
     def retire(self, *, at_once: bool = False) -> None:
         """This node needs it no more: it goes if it only waits for its turn, or `at_once` for another to take over."""
         self._is_retired = True
