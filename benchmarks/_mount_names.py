@@ -90,9 +90,11 @@ def lists(folder: Path, *, quick: bool) -> dict[str, object]:
         def ours(number: int) -> None:
             cache = str(folder / f"cache-{number}")
             os.environ.update(KEYS)
-            with stoker_mount(url, folder / f"mount-{number}", "--cache-dir", cache) as mount:
-                timed("cold", mount.folder)
-                timed("warm", mount.folder)
+            for kind, flags in (("", ()), (" without xattrs", ("--no-xattrs",))):
+                where = folder / f"mount-{number}{len(flags)}"
+                with stoker_mount(url, where, "--cache-dir", f"{cache}{len(flags)}", *flags) as mount:
+                    timed(f"cold{kind}", mount.folder)
+                    timed(f"warm{kind}", mount.folder)
 
         for number in range(rounds):
             timed("native", folder / "data")
@@ -109,8 +111,14 @@ def lists(folder: Path, *, quick: bool) -> dict[str, object]:
 
     for state in ("cold", "warm"):
         figures[f"{label}, {state}: mount / native"] = ratio(state, "native")
+        figures[f"{label}, {state}: mount without xattrs / native"] = ratio(
+            f"{state} without xattrs", "native"
+        )
         for name in peers:
             figures[f"{label}, {state}: mount / {name}"] = ratio(state, f"{name} {state}")
+            figures[f"{label}, {state}: mount without xattrs / {name}"] = ratio(
+                f"{state} without xattrs", f"{name} {state}"
+            )
     figures |= {f"{label}: seconds, {name}": statistics.median(found) for name, found in taken.items()}
     for name in ("rclone", "s3fs"):
         if name not in peers:

@@ -1,5 +1,6 @@
-"""LOCAL MOUNT URL ROUNDS: seconds of epochs of pictures in folders of their class, by torch's DataLoader from two
-folders and by Stoker's from a cache, in turns; with a small convolutional network trained on them, and without."""
+"""LOCAL MOUNT SMALL URL ROUNDS: seconds of epochs of pictures, with a small convolutional network trained on them and
+without, in turns: by torch's DataLoader from files in folders of their class, on the disk and on two mounts; from one
+file of all that is mapped, on the disk and on a mount; and by Stoker's loader from a cache."""
 
 import io
 import json
@@ -50,6 +51,26 @@ class Folder(Dataset):
             return picture(file.read()), label
 
 
+class Mapped(Dataset):
+    """Arrays of all pictures and labels, mapped into memory when a worker first reads of them."""
+
+    def __init__(self, root):
+        self.root = root
+        self.arrays = None
+        self.length = len(np.load(f"{root}/labels.npy"))
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if self.arrays is None:
+            self.arrays = [
+                np.load(f"{self.root}/{name}.npy", mmap_mode="r") for name in ("pictures", "labels")
+            ]
+        pictures, labels = self.arrays
+        return torch.from_numpy(pictures[index].astype(np.float32) / 255).unsqueeze(0), int(labels[index])
+
+
 def network():
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
@@ -58,8 +79,8 @@ def network():
     )  # fmt: skip
 
 
-def folders(root):
-    return DataLoader(Folder(root), batch_size=BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
+def batches(data):
+    return DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
 
 
 def loader(url):
@@ -85,12 +106,18 @@ def epoch(batches, model):
 def main():
     torch.manual_seed(1)
     torch.set_num_threads(1)  # the others are the workers'
-    local, mount, url, rounds = *sys.argv[1:4], int(sys.argv[4])
-    first = {"mount": epoch(folders(mount), None)[0]}
-    sides = {"local": folders(local), "mount": folders(mount), "loader": loader(url)}
+    local, mount, small, url, rounds = *sys.argv[1:5], int(sys.argv[5])
+    files = {"local": local, "mount": mount, "mount of small files": small}
+    mapped = {"local, mapped": local, "mount, mapped": mount}
+    first = {"mount of small files": epoch(batches(Folder(f"{small}/files")), None)[0]}
+    sides = (
+        {side: batches(Folder(f"{root}/files")) for side, root in files.items()}
+        | {side: batches(Mapped(f"{root}/arrays")) for side, root in mapped.items()}
+        | {"loader": loader(f"{url}files/")}
+    )
     found = {state: {side: [] for side in sides} for state in ("trained", "only read")}
     models = {side: network() for side in sides}
-    expected = len(Folder(local)) // BATCH * BATCH
+    expected = len(Folder(f"{local}/files")) // BATCH * BATCH
     for number in range(rounds + 1):
         names = list(sides) if number % 2 else list(reversed(sides))
         for state, is_trained in (("trained", True), ("only read", False)):
