@@ -27,6 +27,7 @@ WAYS = {
     "stat": "stat",
 }
 FOLDERS = 100
+S3FS_MAX = 10_000
 BUCKET = "names"
 _TIMEOUT_S = 900.0
 
@@ -100,7 +101,8 @@ def lists(folder: Path, *, quick: bool) -> dict[str, object]:
             timed("native", folder / "data")
             ours(number)
             for name, peer in peers.items():
-                if number < (1 if name == "s3fs" else rounds):  # which asks for each file: minutes
+                # s3fs asks for each file, which takes it more than a quarter of an hour where they are 100,000.
+                if number < (1 if name == "s3fs" else rounds) and (name != "s3fs" or count <= S3FS_MAX):
                     with peer(number) as mount:
                         timed(f"{name} cold", mount.folder)
                         timed(f"{name} warm", mount.folder)
@@ -114,7 +116,7 @@ def lists(folder: Path, *, quick: bool) -> dict[str, object]:
         figures[f"{label}, {state}: mount without xattrs / native"] = ratio(
             f"{state} without xattrs", "native"
         )
-        for name in peers:
+        for name in (name for name in peers if f"{name} {state}" in taken):
             figures[f"{label}, {state}: mount / {name}"] = ratio(state, f"{name} {state}")
             figures[f"{label}, {state}: mount without xattrs / {name}"] = ratio(
                 f"{state} without xattrs", f"{name} {state}"

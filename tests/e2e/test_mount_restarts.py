@@ -79,19 +79,22 @@ def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path
 
 
 def test_a_request_that_ends_each_daemon_fails(tmp_path: Path) -> None:
-    """As it may be in the way that it waits for an origin when each is killed."""
+    """As it may be in the way that it waits for an origin when each is killed. The kernel asks for a page once more of
+    which it was told that reading ahead has failed."""
     origin = SlowOrigin()
     with running(origin), mounted(tmp_path / "m", origin.url, "--timeout=300s") as mount:
         assert mount.sh("ls $0/s/0000; cat $0/.stoker-status")
         origin.hold()
         with mount.look(readers.outcome, mount.folder / "s/0001") as waits:
             wait_for(lambda: "s/0001" in origin.asked, why="question")
-            for _ in range(2):
-                mount.kill_daemon()
-                # The next one has it now, and answers others.
-                assert "held_bytes" in mount.sh("cat $0/.stoker-status")
+            for kills in range(1, 7):
                 assert waits.process.poll() is None
-            mount.kill_daemon()
+                mount.kill_daemon()
+                if kills % 3:
+                    # The next one has it now, and answers others.
+                    assert "held_bytes" in mount.sh("cat $0/.stoker-status")
+                else:
+                    wait_for(lambda n=kills // 3: mount.log.count("it fails") == n, why="end of a request")
             assert '"EIO"' in waits.finish().out
         origin.release()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -74,6 +75,7 @@ class EmbeddedCache:
         self._host, self._port = host, int(port)
         self._child: subprocess.Popen[bytes] | None = None
         self._private: str | None = None
+        self._said = b""
         self.endpoint: EmbeddedEndpoint | None = None
 
     def start(self, timeout_s: float = 30.0) -> EmbeddedEndpoint:
@@ -83,6 +85,21 @@ class EmbeddedCache:
         """
         if self.endpoint is not None:
             return self.endpoint
+        deadline = time.monotonic() + timeout_s
+        try:
+            output = self.launch()
+            while True:
+                ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise EnvironmentProblem(f"the embedded cache did not start within {timeout_s:g} s")
+                if (endpoint := self.announced()) is not None:
+                    return endpoint
+        except BaseException:
+            self.stop()
+            raise
+
+    def launch(self) -> int:
+        """Start the child; the descriptor of what it says, which `announced` reads. Raises EnvironmentProblem."""
         sockets = self._socket_folder
         if self._directory is None or sockets is None:
             self._private = tempfile.mkdtemp(prefix="stoker-cache-")
@@ -96,31 +113,67 @@ class EmbeddedCache:
             "buckets": self._buckets,
             "tokens": [] if self._token is None else [self._token],
         }
-        self._child = subprocess.Popen(
-            # -P: a user's own queue.py or http.py is not Python's
-            [sys.executable, "-P", "-m", "stoker.cache.server.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._said = b""
         try:
-            self.endpoint = self._await_child(self._child, msgspec.json.encode(config) + b"\n", timeout_s)
-        except BaseException:
-            self.stop()
-            raise
+            child = self._child = subprocess.Popen(
+                # -P: a user's own queue.py or http.py is not Python's
+                [sys.executable, "-P", "-m", "stoker.cache.server.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EnvironmentProblem(f"the embedded cache cannot be started: {error}") from None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(msgspec.json.encode(config) + b"\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            pass
+        return child.stdout.fileno()
+
+    def announced(self) -> EmbeddedEndpoint | None:
+        """Take what the child says; where it serves, once it has said so. Raises as `start`."""
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        data = os.read(child.stdout.fileno(), 65536)
+        if not data:
+            raise EnvironmentProblem(f"the embedded cache ended at its start (exit code {child.wait()})")
+        self._said += data
+        if not self._said.endswith(b"\n"):
+            return None
+        said = msgspec.json.decode(self._said, type=_Announcement)
+        if said.error:
+            raise (ConfigError if said.exit_code == ConfigError.exit_code else EnvironmentProblem)(said.error)
+        self.endpoint = EmbeddedEndpoint(said.endpoint, f"unix://{said.unix_path}", child.pid)
         return self.endpoint
+
+    def pid(self) -> int:
+        """Of the child; 0: there is none."""
+        return 0 if self._child is None else self._child.pid
+
+    def ask_to_stop(self) -> None:
+        """Have the child end, without waiting for that."""
+        child = self._child
+        if child is not None:
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            child.terminate()
+
+    def kill(self) -> None:
+        """End the child at once."""
+        if self._child is not None:
+            self._child.kill()
 
     def stop(self) -> None:
         """Stop the child, letting it finish and make its index durable, and remove the private folder."""
+        self.ask_to_stop()
         child, self._child, self.endpoint = self._child, None, None
         if child is not None:
-            assert child.stdin is not None
             assert child.stdout is not None
-            try:
-                child.stdin.close()
-            except BrokenPipeError:
-                pass
-            child.terminate()
             try:
                 child.wait(_STOP_S)
             except subprocess.TimeoutExpired:
@@ -143,28 +196,3 @@ class EmbeddedCache:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _await_child(
-        self, child: subprocess.Popen[bytes], config: bytes, timeout_s: float
-    ) -> EmbeddedEndpoint:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        deadline = time.monotonic() + timeout_s
-        line = b""
-        try:
-            child.stdin.write(config)
-            child.stdin.flush()
-        except BrokenPipeError:
-            pass
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise EnvironmentProblem(f"the embedded cache did not start within {timeout_s:g} s")
-            data = os.read(child.stdout.fileno(), 65536)
-            if not data:
-                raise EnvironmentProblem(f"the embedded cache ended at its start (exit code {child.wait()})")
-            line += data
-        said = msgspec.json.decode(line, type=_Announcement)
-        if said.error:
-            raise (ConfigError if said.exit_code == ConfigError.exit_code else EnvironmentProblem)(said.error)
-        return EmbeddedEndpoint(said.endpoint, f"unix://{said.unix_path}", child.pid)

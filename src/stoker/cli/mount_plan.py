@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from stoker.base.units import parse_duration_s, parse_size_bytes
 from stoker.cache.embedded import DEFAULT_CAPACITY_BYTES
 from stoker.cache.mount import device
-from stoker.cache.mount.holder import EmbeddedConfig, HolderConfig
+from stoker.cache.mount.holder import HolderConfig
+from stoker.cache.mount.own_cache import EmbeddedConfig
 from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, mounted_on
 from stoker.cache.mount.state import MountSettings
 from stoker.cli.cache_options import SCHEME, parse_below, warn
@@ -29,7 +30,9 @@ _OF_OTHERS = frozenset((
     "noexec", "async", "atime", "noatime", "relatime", "dev", "suid",
 ))  # fmt: skip
 """Of a line of fstab: what mount(8) and systemd are told by."""
-_FLAGS = frozenset(("allow_other", "no_passthrough", "no_xattrs", "nonempty", "small_files", "writable"))
+_FLAGS = frozenset((
+    "allow_other", "no_passthrough", "no_small_files", "no_xattrs", "nonempty", "small_files", "writable",
+))  # fmt: skip
 _VALUES = frozenset((
     "endpoint", "token_file", "ca", "cache_dir", "cache_ttl", "capacity", "kernel_ttl", "ttl", "absent_ttl", "timeout",
     "uid", "gid", "file_mode", "folder_mode",
@@ -42,7 +45,9 @@ def take_options(arguments: argparse.Namespace) -> None:
         for word in filter(None, text.split(",")):
             name, _, value = word.partition("=")
             known = name.replace("-", "_")
-            if known in _FLAGS:
+            if known == "no_small_files":
+                arguments.small_files = False
+            elif known in _FLAGS:
                 setattr(arguments, known, True)
             elif known in _VALUES and value:
                 setattr(arguments, known, value)
@@ -78,6 +83,7 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     base = HolderConfig(
         folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
         lets_others=arguments.allow_other,
+        may_skip_opens=arguments.small_files is None and not arguments.writable,
         staging_path=str(cache_settings().directory / "staging" / MountPlace(folder).path.name),
     )  # fmt: skip
     if not source.startswith(SCHEME):

@@ -12,16 +12,21 @@ from stoker.cache.mount.places import BucketPlace
 from stoker.cache.mount.state import MountSettings
 
 READY = b"ready\n"
+EXIT_HOLDER_GONE = 3
+EXIT_STATE_GONE = 5
 _END_S = 5.0
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a holder says to its daemon. `fd`: the device, which it inherits. `number`: MAJOR:MINOR of the mount.
-    `behind`: the fleet that the cache at `place` has it from, which keeps it for a while as well."""
+    `behind`: the fleet that the cache at `place` has it from, which keeps it for a while as well. `is_first`: none has
+    answered this mount before."""
 
     fd: int
     folder: str
     number: str
+    holder_pid: int
+    is_first: bool
     state_path: str
     staging_path: str
     place: BucketPlace
@@ -41,7 +46,12 @@ class Child:
             pass_fds=[config.fd],
             start_new_session=True,
         )
-        self.gone = os.pidfd_open(self._process.pid)
+        try:
+            self.gone = os.pidfd_open(self._process.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            raise
         assert self._process.stdin is not None
         try:
             with self._process.stdin as said:
@@ -62,7 +72,7 @@ class Child:
 
     def is_ready(self) -> bool:
         """Whether what it has said is that."""
-        return os.read(self.output, 64) == READY
+        return os.read(self.output, 64).startswith(READY)
 
     def end(self) -> None:
         """Have it end."""
@@ -75,7 +85,11 @@ class Child:
         return code
 
     def kill(self) -> None:
-        """Have it ended."""
+        """End it at once."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Have it end, and wait for that."""
         self.end()
         try:
             self._process.wait(_END_S)

@@ -6,48 +6,45 @@ SIGHUP has that done on purpose, as after an upgrade. SIGTERM and SIGINT unmount
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
 from stoker.cache.client.fleet import open_client
-from stoker.cache.embedded import EmbeddedCache
 from stoker.cache.mount import device
-from stoker.cache.mount.child import Child, DaemonConfig
+from stoker.cache.mount.child import EXIT_STATE_GONE, Child, DaemonConfig
+from stoker.cache.mount.own_cache import EmbeddedConfig, OwnCache
 from stoker.cache.mount.places import BucketPlace, MountInfo, MountPlace, is_on, mounted_on
 from stoker.cache.mount.retries import Retries
+from stoker.cache.mount.sampling import are_small, sample
 from stoker.cache.mount.state import MountSettings
-from stoker.errors import EnvironmentProblem, StokerError
-from stoker.wire.cache_api import BucketSpec
+from stoker.errors import EnvironmentProblem
 
 log = logging.getLogger("stoker.mount")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _QUICK_S = 10.0
 _PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 _FAILURES_MAX = 10
 _READY_S = 60.0
 _LOOK_S = 1.0
+_ENDS_S = 5.0
+_FINISHES_S = 30.0
+"""An unmounted daemon may write so long what it was left with, and some more."""
 _WAITS = "nobody finds the mount there any more, and it ends when those who have something open are done"
-
-
-class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache that a mount has for itself. `directory` None: a folder of its own, which goes with it. `ttl_s`: for
-    how long it takes a name to be what it was."""
-
-    origin_url: str
-    directory: str | None
-    capacity_bytes: int
-    ttl_s: float = 3600.0
 
 
 class HolderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One mount. `source`: what lists of mounts show. `place`, `behind`: as DaemonConfig has them; with `embedded`
-    the endpoint is found. `staging_path`: where files lie that are written, until the origin has them."""
+    the endpoint is found. `staging_path`: where files lie that are written, until the origin has them.
+    `may_skip_opens`: the kernel opens files without asking where nearly all are small."""
 
     folder: str
     source: str
@@ -57,6 +54,7 @@ class HolderConfig(msgspec.Struct, frozen=True, kw_only=True):
     embedded: EmbeddedConfig | None = None
     lets_others: bool = False
     staging_path: str = ""
+    may_skip_opens: bool = False
 
 
 class Holder:
@@ -67,43 +65,47 @@ class Holder:
         self._config = config
         self._place = place
         self._on_ready = on_ready
-        self._cache: EmbeddedCache | None = None
+        self._cache: OwnCache | None = None
         self._daemon: Child | None = None
         self._is_daemon_ready = False
         self._daemon_again = Retries(_PAUSES_S, _QUICK_S)
-        self._cache_again = Retries(_PAUSES_S, _QUICK_S)
+        self._kill_at: float | None = None
+        self._is_first = True
         self._warning = ""
         self._is_ready = False
         self._stops = 0
         self._fd = -1
         self._number = ""
-        self._cache_gone = -1
+        self._has_terminal = os.isatty(sys.stderr.fileno())
 
     def run(self) -> int:
         """Mount, and hold it until it is unmounted; what to exit with. Raises EnvironmentProblem, ConfigError."""
-        signals, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _noted)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         config = self._config
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _given_up)
         try:
             self._start_cache()
             self._check_source()
+            signals = _noting()
             self._fd = device.attach(
                 config.folder, config.source,
                 is_writable=config.settings.is_writable, lets_others=config.lets_others,
             )  # fmt: skip
             there = mounted_on(config.folder)
             self._number = "" if there is None else there.number
-            self._start_daemon()
+            self._daemon_again.at = time.monotonic()
             return self._hold(signals)
         finally:
+            for number in _SIGNALS:
+                signal.signal(number, _noted)
             self._end()
 
     def _hold(self, signals: int) -> int:
         until = time.monotonic() + _READY_S
         while True:
-            self._start_what_is_due()
+            now = time.monotonic()
+            if self._daemon_again.takes(now):
+                self._start_daemon(now)
             readable, _, _ = select.select(self._watched(signals), [], [], self._wait_s())
             if signals in readable:
                 for number in os.read(signals, 64):
@@ -120,74 +122,65 @@ class Holder:
                     if code == 0 or self._stops > 1:
                         return 0
                     self._on_daemon_end(code)
-            if self._cache_gone in readable:
-                self._forget_cache()
-                self._cache_again.ended(time.monotonic(), was_ready=True)
-                log.error("the cache of the mount has ended: another one is started")
+                elif self._kill_at is not None and time.monotonic() > self._kill_at:
+                    log.error("the daemon of the mount does not end: it is killed")
+                    daemon.kill()
+                    self._kill_at = None
+            if self._cache is not None:
+                self._cache.step(readable, time.monotonic())
             if not self._is_ready and time.monotonic() > until:
                 raise EnvironmentProblem(
                     f"the mount on {self._config.folder} is not ready after {_READY_S:g} s"
                 )
-
-    def _start_what_is_due(self) -> None:
-        """Those who read wait meanwhile. What is open in passthrough is read on."""
-        if self._cache_again.takes(time.monotonic()):
-            try:
-                self._start_cache()
-            except StokerError as error:
-                pause_s = self._cache_again.ended(time.monotonic(), was_ready=False)
-                log.error(
-                    "the cache of the mount cannot be started: %s; it is tried again in %g s", error, pause_s
-                )
-            else:
-                self._cache_again.failures = 0
-                if self._daemon is not None:
-                    self._daemon.end()  # the next one knows where it is
-        if self._daemon_again.takes(time.monotonic()):
-            self._start_daemon()
+            self._place.shorten_log()
 
     def _watched(self, signals: int) -> list[int]:
         watched = [signals]
         if self._daemon is not None:
             watched += [self._daemon.gone, *([] if self._is_daemon_ready else [self._daemon.output])]
-        if self._cache_gone >= 0:
-            watched.append(self._cache_gone)
+        if self._cache is not None:
+            watched += self._cache.watched()
         return watched
 
     def _wait_s(self) -> float:
-        due = [at for at in (self._daemon_again.at, self._cache_again.at) if at is not None]
-        return max(0.0, min([_LOOK_S, *(at - time.monotonic() for at in due)]))
+        due = (self._daemon_again.at, self._kill_at, None if self._cache is None else self._cache.due())
+        return max(0.0, min([_LOOK_S, *(at - time.monotonic() for at in due if at is not None)]))
 
     def _on_daemon_ready(self) -> None:
-        self._is_daemon_ready = True
+        self._is_daemon_ready, self._is_first = True, False
         if not self._is_ready:
             self._is_ready = True
             self._say()
             self._on_ready(self._warning)
 
     def _on_daemon_end(self, code: int) -> None:
-        self._daemon = None
+        self._daemon = self._kill_at = None
+        if code == EXIT_STATE_GONE:
+            raise EnvironmentProblem(
+                f"the mount on {self._config.folder} cannot be gone on with: somebody has removed what its daemon had "
+                f"written down, in {self._place.state_path}"
+            )
+        self._daemon_failed(_how(code))
+
+    def _daemon_failed(self, how: str) -> None:
         pause_s = self._daemon_again.ended(time.monotonic(), was_ready=self._is_daemon_ready)
         if self._daemon_again.failures >= _FAILURES_MAX:
             raise EnvironmentProblem(
                 f"{_FAILURES_MAX} daemons in a row of the mount on {self._config.folder} have ended at their start, "
-                f"the last with {_how(code)}: it is given up; what they said is in the log"
+                f"the last with {how}: it is given up; what they said is in the log"
             )
-        log.error("the daemon of the mount has ended (%s): another one goes on in %g s", _how(code), pause_s)
+        log.error("the daemon of the mount has ended (%s): another one goes on in %g s", how, pause_s)
 
     def _on_signal(self, number: int) -> None:
-        if number == signal.SIGHUP:
+        if number == signal.SIGHUP and not (self._has_terminal and _is_hung_up(sys.stderr.fileno())):
             log.info("starting the daemon anew")
             if self._cache is not None:
-                self._forget_cache()
-                self._cache_again.at = time.monotonic()
-            elif self._daemon is not None:
-                self._daemon.end()
+                self._cache.restart(time.monotonic())
+            self._end_daemon(_ENDS_S)
             return
         self._stops += 1
         if self._stops > 1:
-            if self._daemon is not None:
-                self._daemon.end()
+            self._end_daemon(_ENDS_S)
             return
         folder = self._config.folder
         if not is_on(folder, self._number):
@@ -195,6 +188,7 @@ class Holder:
             return
         try:
             device.unmount(folder)
+            self._kill_at = time.monotonic() + _FINISHES_S
             return
         except EnvironmentProblem as error:
             log.warning("%s: %s", error, _WAITS)
@@ -203,81 +197,107 @@ class Holder:
         except EnvironmentProblem as error:
             log.error("%s", error)  # somebody else has unmounted it just now
 
-    def _start_daemon(self) -> None:
+    def _end_daemon(self, within_s: float) -> None:
+        if self._daemon is not None:
+            self._daemon.end()
+            self._kill_at = time.monotonic() + within_s
+
+    def _start_daemon(self, now: float) -> None:
+        """What keeps it from starting may pass; readers wait meanwhile."""
         config = self._config
         self._is_daemon_ready = False
-        self._daemon = Child(
-            DaemonConfig(
-                fd=self._fd,
-                folder=config.folder,
-                number=self._number,
-                state_path=str(self._place.state_path),
-                staging_path=config.staging_path,
-                place=config.place,
-                behind=config.behind,
-                settings=config.settings,
+        try:
+            self._daemon = Child(
+                DaemonConfig(
+                    fd=self._fd,
+                    folder=config.folder,
+                    number=self._number,
+                    holder_pid=os.getpid(),
+                    is_first=self._is_first,
+                    state_path=str(self._place.state_path),
+                    staging_path=config.staging_path,
+                    place=config.place,
+                    behind=config.behind,
+                    settings=config.settings,
+                )
             )
-        )
+        except OSError as error:
+            self._daemon_failed(f"it cannot be started: {error}")
+            return
         self._say()
 
     def _start_cache(self) -> None:
-        wanted = self._config.embedded
-        if wanted is None:
-            return
-        if self._cache is not None:
-            self._cache.stop()
         config = self._config
-        spec = BucketSpec(wanted.origin_url, ttl_s=wanted.ttl_s, writable=config.settings.is_writable)
-        self._cache = EmbeddedCache(
-            wanted.directory, wanted.capacity_bytes, {config.place.bucket: spec}, config.place.token,
-            socket_folder=self._place.socket_folder(),
+        if config.embedded is None:
+            return
+        self._cache = OwnCache(
+            config.embedded, config.place.bucket, config.place.token, self._place.socket_folder(),
+            is_writable=config.settings.is_writable,
         )  # fmt: skip
-        endpoint = self._cache.start()
-        found = msgspec.structs.replace(self._config.place, endpoint=endpoint.unix_url)
-        self._config = msgspec.structs.replace(self._config, place=found)
-        self._forget_cache()
-        self._cache_gone = os.pidfd_open(endpoint.pid)
-
-    def _forget_cache(self) -> None:
-        """Its end is no news any more."""
-        if self._cache_gone >= 0:
-            os.close(self._cache_gone)
-            self._cache_gone = -1
+        found = msgspec.structs.replace(config.place, endpoint=self._cache.start())
+        self._config = msgspec.structs.replace(config, place=found)
 
     def _check_source(self) -> None:
-        """Whether it is there, before anybody looks for it. Raises what the cache says."""
+        """Whether it is there, before anybody looks for it; and how large its files are. Raises what the cache says."""
         place, timeout_s = self._config.place, self._config.settings.timeout_s
         with open_client(place.endpoint, place.token, timeout_s=timeout_s, tls=place.tls) as client:
-            if not client.list_page(place.bucket, place.prefix, None, 1).objects:
+            sizes_bytes = sample(client, place.bucket, place.prefix)
+            if not sizes_bytes:
                 self._warning = (
                     f"there is nothing below {self._config.source} (yet): {self._config.folder} is empty"
                 )
                 log.warning("%s", self._warning)
+        settings = self._config.settings
+        if self._config.may_skip_opens and are_small(sizes_bytes, settings.packed_bytes_max):
+            log.info("nearly all is in small files, which the kernel opens without asking (--no-small-files)")
+            changed = dataclasses.replace(settings, wants_passthrough=False)
+            self._config = msgspec.structs.replace(self._config, settings=changed)
 
     def _say(self) -> None:
         config = self._config
-        self._place.say(
-            MountInfo(
-                folder=config.folder,
-                source=config.source,
-                pid=os.getpid(),
-                place=config.place,
-                is_ready=self._is_ready,
-                daemon_pid=0 if self._daemon is None else self._daemon.pid,
-            )
-        )
+        info = MountInfo(
+            folder=config.folder, source=config.source, pid=os.getpid(), place=config.place, is_ready=self._is_ready,
+            daemon_pid=0 if self._daemon is None else self._daemon.pid,
+        )  # fmt: skip
+        try:
+            self._place.say(info)
+        except OSError as error:
+            log.error("what is said of the mount in %s stays as it was: %s", self._place.path, error)
 
     def _end(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            if is_on(self._config.folder, self._number):
-                with suppress(EnvironmentProblem):  # somebody else has unmounted it just now
-                    device.unmount(self._config.folder, is_lazy=True)
-        if self._daemon is not None:
-            self._daemon.kill()
-        if self._cache is not None:
-            self._cache.stop()
-        self._place.leave()
+        """All of it, whatever fails."""
+        with contextlib.ExitStack() as last:
+            last.callback(self._place.leave)
+            if self._cache is not None:
+                last.callback(self._cache.stop)
+            if self._daemon is not None:
+                last.callback(self._daemon.close)
+            if self._fd >= 0:
+                os.close(self._fd)
+                if is_on(self._config.folder, self._number):
+                    with contextlib.suppress(EnvironmentProblem):  # somebody else has unmounted it just now
+                        device.unmount(self._config.folder, is_lazy=True)
+
+
+def _noting() -> int:
+    """From now on signals are read from the descriptor that is returned."""
+    signals, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    for number in _SIGNALS:
+        signal.signal(number, _noted)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    return signals
+
+
+def _given_up(number: int, _: object) -> None:
+    """Nothing is mounted yet: what was started is ended on the way out."""
+    sys.exit(128 + number)
+
+
+def _is_hung_up(terminal: int) -> bool:
+    """Whether the terminal has been closed, on which one has its programs end."""
+    poll = select.poll()
+    poll.register(terminal, 0)
+    return any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
 
 
 def _noted(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -17,7 +18,8 @@ from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.errors import CacheError, ConfigError, EnvironmentProblem, StokerError
 
 log = logging.getLogger("stoker.mount")
-_READY_S = 90.0
+_READY_S = 120.0
+"""Besides the time in which the source may answer."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -60,12 +62,13 @@ def start(config: HolderConfig, place: MountPlace) -> int:
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        with child.stdin:
+        with contextlib.suppress(BrokenPipeError), child.stdin:
             child.stdin.write(msgspec.json.encode(config) + b"\n")
-    except BrokenPipeError:
-        pass
-    with child.stdout:
-        outcome = _outcome(child.stdout.fileno())
+        with child.stdout:
+            outcome = _outcome(child.stdout.fileno(), _READY_S + config.settings.timeout_s)
+    except BaseException:
+        child.terminate()
+        raise
     if outcome is None:
         child.terminate()
         raise EnvironmentProblem(f"{config.folder} could not be mounted: see {place.log_path}")
@@ -78,8 +81,8 @@ def start(config: HolderConfig, place: MountPlace) -> int:
     return child.pid
 
 
-def _outcome(output: int) -> Outcome | None:
-    until = time.monotonic() + _READY_S
+def _outcome(output: int, within_s: float) -> Outcome | None:
+    until = time.monotonic() + within_s
     line = b""
     while not line.endswith(b"\n"):
         readable, _, _ = select.select([output], [], [], max(0.0, until - time.monotonic()))
@@ -91,8 +94,9 @@ def _outcome(output: int) -> Outcome | None:
 
 
 def _say(outcome: Outcome) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
-    sys.stdout.buffer.flush()
+    with contextlib.suppress(BrokenPipeError):  # whoever has started it is gone
+        sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
+        sys.stdout.buffer.flush()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -24,6 +24,8 @@ from stoker.settings import ClientTlsFiles, mounts_dir
 
 FILE_SYSTEM = "fuse.stoker"
 _MOUNTS = "/proc/self/mountinfo"
+_LOG_BYTES_MAX = 16_000_000
+"""It lies in memory, as all below /run does."""
 _SOCKET_BYTES_MAX = 100
 _LINKS_MAX = 40
 """As many as the kernel follows."""
@@ -77,6 +79,12 @@ class MountPlace:
     def log_path(self) -> Path:
         """Where a holder in the background and its daemons log."""
         return self.path / "log"
+
+    def shorten_log(self) -> None:
+        """Begin the log anew where it has become too long."""
+        with suppress(OSError):
+            if os.stat(self.log_path).st_size > _LOG_BYTES_MAX:
+                os.truncate(self.log_path, 0)
 
     def socket_folder(self) -> Path | None:
         """Where the socket of a cache of the mount's own can be; None: nowhere here, its path would be too long."""

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.cache.client.fleet import open_client
 from stoker.cache.mount import device
-from stoker.cache.mount.child import READY, DaemonConfig
+from stoker.cache.mount.child import EXIT_HOLDER_GONE, READY, DaemonConfig
 from stoker.cache.mount.core import MountCore
 from stoker.cache.mount.daemon import Daemon
 from stoker.cache.mount.finding import Finding
@@ -25,15 +25,15 @@ from stoker.cache.mount.state_log import StateLog
 from stoker.errors import EnvironmentProblem, StokerError
 
 log = logging.getLogger("stoker.mount")
-EXIT_HOLDER_GONE = 3
 
 
 def main() -> int:
     """Answer until it is unmounted."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    holder = os.getppid()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=DaemonConfig)
-    threading.Thread(target=_end_with, args=(holder, config.folder, config.number), daemon=True).start()
+    threading.Thread(
+        target=_end_with, args=(config.holder_pid, config.folder, config.number), daemon=True
+    ).start()
     settings = config.settings
     try:
         source = _source(config.place, settings.timeout_s)
@@ -69,17 +69,19 @@ def _end_with(holder: int, folder: str, number: str) -> None:
     """Without a holder nobody would take over: what is mounted must not become a folder that fails."""
     try:
         gone = os.pidfd_open(holder)
-        select.select([gone], [], [])
+        if os.getppid() == holder:  # else its number is another's already
+            select.select([gone], [], [])
     except OSError:
         pass
     log.error("the process that held the mount is gone: unmounting %s", folder)
     try:
         if is_on(folder, number):
             device.unmount(folder, is_lazy=True)
-    except EnvironmentProblem as error:
+    except (EnvironmentProblem, OSError) as error:
         log.error("%s", error)
-    logging.shutdown()
-    os._exit(EXIT_HOLDER_GONE)
+    finally:
+        logging.shutdown()
+        os._exit(EXIT_HOLDER_GONE)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ OPEN_TO_WRITE_MAX = 64
 OPEN_TO_SEND_MAX = 4096
 _LOST = frozenset((errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.EUCLEAN))
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+IN_USE = "is in use by another cache server"
 
 
 class ContainerFiles:
@@ -49,7 +50,7 @@ class ContainerFiles:
         except OSError as error:
             os.close(self._lock_fd)
             raise EnvironmentProblem(
-                f"the cache folder {folder} is in use by another cache server or mount; give each its own: --dir "
+                f"the cache folder {folder} {IN_USE} or mount; give each its own: --dir "
                 "of `stoker cache serve`, --cache-dir of `stoker mount`"
             ) from error
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
