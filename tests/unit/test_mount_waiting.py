@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from stoker.cache.mount import answers
@@ -63,3 +65,31 @@ def test_questions_of_different_kinds_are_never_one(others: tuple[Question, ...]
         assert asked == Ask(number, question)
     for number in range(1, len(others) + 1):
         assert heard(waiting, number, number) == [f"{2 * number}: {number}".encode()]
+
+
+def fails(_: object, __: float) -> list[Effect]:
+    """A defect."""
+    raise AssertionError
+
+
+def test_a_defect_of_one_who_waits_costs_the_others_nothing() -> None:
+    waiting = Waiting(10.0)
+    ask(waiting, 2, Find("a"))
+    waiting.ask(4, Find("a"), fails, 0.0)
+    ask(waiting, 6, Find("a"))
+    waiting.ask_alone(Find("a"), 0.0, fails)
+    waiting.ask_alone(Find("a"), 0.0, told(8))
+    (refused,) = refusals(4, code=errno.EIO)
+    assert heard(waiting, 1, "x") == [b"2: x", bytes(refused.parts[0]), b"6: x", b"8: x"]
+
+
+def test_a_defect_of_one_who_has_waited_too_long_costs_the_others_nothing() -> None:
+    waiting = Waiting(10.0)
+    waiting.ask(2, Find("a"), fails, 0.0)
+    waiting.ask(4, Find("b"), lambda _, __: refusals_of(4), 0.0)
+    assert waiting.tick(10.0) == [*refusals(2, code=errno.EIO), *refusals_of(4)]
+    assert not waiting
+
+
+def refusals_of(unique: int) -> list[Effect]:
+    return [*refusals(unique, code=errno.ETIMEDOUT)]
