@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -161,9 +161,12 @@ class Daemon:
         try:
             answer = self._found(question)
         finally:
-            with self._lock:
-                effects = self._remembered(self._core.answered(number, answer, time.monotonic()))
-            self._carry_out(effects)
+            self._carry_out(self._decided(number, answer))
+
+    def _decided(self, number: int, answer: object) -> list[Effect]:
+        """What follows of an answer."""
+        with self._lock:
+            return self._remembered(self._core.answered(number, answer, time.monotonic()))
 
     def _facts(self) -> dict[str, object]:
         with self._lock:
@@ -178,11 +181,15 @@ class Daemon:
     def _tick(self) -> None:
         while True:
             time.sleep(_TICK_S)
-            with self._lock:
-                effects = self._remembered(self._core.tick(time.monotonic()))
-                if self._log.is_long:
-                    self._log.rewrite(self._core.snapshot())
-            self._carry_out(effects)
+            try:
+                with self._lock:
+                    effects = self._remembered(self._core.tick(time.monotonic()))
+                    if self._log.is_long:
+                        self._log.rewrite(self._core.snapshot())
+                self._carry_out(effects)
+            except Exception:
+                # Without it nobody would be told that it took too long.
+                log.exception("something is wrong with the mount")
 
     def _remembered(self, effects: list[Effect]) -> list[Effect]:
         """Write down what is to be, in the order in which it was decided; what is left to do."""
@@ -195,22 +202,34 @@ class Daemon:
         return left
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Reply(parts):
-                    self._write(parts)
-                case Ask(number, question):
-                    workers = self._teller if isinstance(question, Tell) else self._workers
-                    workers.do(partial(self._answer, number, question))
-                case CloseBacking(backing_id):
-                    self._close_backing(backing_id)
-                case CloseOtherBackings(kept):
-                    self._close_other_backings(kept)
-                case Agreed(readahead_bytes):
-                    self._set_readahead(readahead_bytes)
-                    self._on_ready()
-                case Remember(record):
-                    self._log.append(record)
+        """One after the other. What cannot be done costs no more than itself: to who waits for it, that it failed."""
+        left = deque(effects)
+        while left:
+            effect = left.popleft()
+            try:
+                self._do(effect)
+            except Exception:
+                log.exception("what the mount is to do could not be done")
+                if isinstance(effect, Ask):
+                    # Not EAGAIN, which programs take for a file that has nothing to say yet.
+                    left += self._decided(effect.number, Failed(errno.EIO))
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Reply(parts):
+                self._write(parts)
+            case Ask(number, question):
+                workers = self._teller if isinstance(question, Tell) else self._workers
+                workers.do(partial(self._answer, number, question))
+            case CloseBacking(backing_id):
+                self._close_backing(backing_id)
+            case CloseOtherBackings(kept):
+                self._close_other_backings(kept)
+            case Agreed(readahead_bytes):
+                self._set_readahead(readahead_bytes)
+                self._on_ready()
+            case Remember(record):
+                self._log.append(record)
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         try:
