@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cache.mount import daemon
 from stoker.cache.mount.questions import Effect, Find, Question, Read
 from stoker.cache.mount.requests import Opcode
 from stoker.cache.mount.source_port import Found
@@ -65,3 +66,24 @@ def test_a_defect_at_a_tick_is_not_the_last_one(tmp_path: Path, monkeypatch: pyt
     assert mount.look_up("a") == (errno.ETIMEDOUT, 0)
     assert ticks > 1
     never.set()
+
+
+def test_what_nobody_waits_for_any_more_takes_no_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "_WORKERS_MAX", 1)
+    go_on = threading.Event()
+    asked: list[Question] = []
+
+    def hangs_at_first(question: Question) -> object:
+        asked.append(question)
+        if len(asked) == 1:
+            assert go_on.wait(WAIT_S)
+        return FILE
+
+    mount = DaemonAtWork(tmp_path, MountSettings(timeout_s=1.0), hangs_at_first)
+    assert mount.look_up("a") == (errno.ETIMEDOUT, 0)
+    assert mount.look_up("b") == (errno.ETIMEDOUT, 0)
+    go_on.set()
+    assert mount.look_up("c")[0] == 0
+    assert asked == [Find("a"), Find("c")]

@@ -93,3 +93,32 @@ def test_a_defect_of_one_who_has_waited_too_long_costs_the_others_nothing() -> N
 
 def refusals_of(unique: int) -> list[Effect]:
     return [*refusals(unique, code=errno.ETIMEDOUT)]
+
+
+def test_what_nobody_waits_for_is_given_up_when_its_turn_comes() -> None:
+    waiting = Waiting(10.0)
+    ask(waiting, 2, Find("a"))
+    assert not waiting.gives_up(1)
+    ask(waiting, 4, Find("a"), 5.0)
+    waiting.tick(10.0)
+    assert not waiting.gives_up(1), "one is left"
+    waiting.tick(15.0)
+    assert waiting.gives_up(1)
+    assert ask(waiting, 6, Find("a"), 15.0) == [Ask(2, Find("a"))]
+    waiting.interrupt(6)
+    assert waiting.gives_up(2)
+    assert ask(waiting, 8, Find("a"), 15.0) == [Ask(3, Find("a"))]
+    assert heard(waiting, 3, "x") == [b"8: x"]
+
+
+def test_what_does_something_is_never_given_up() -> None:
+    waiting = Waiting(10.0)
+    waiting.ask_alone(Fetch("a", "1"), 0.0)
+    ask(waiting, 2, Remove("a"))
+    ask(waiting, 4, MakeFolder("a"))
+    ask(waiting, 6, Refresh("a"))
+    ask(waiting, 8, Find("a"))
+    waiting.ask_alone(Find("a"), 0.0, told(1))  # not a request, and waits all the same
+    waiting.tick(100.0)
+    assert not waiting
+    assert not any(waiting.gives_up(number) for number in range(1, 6))

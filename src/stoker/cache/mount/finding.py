@@ -65,7 +65,8 @@ _REFUSED = (
 
 class Finding:
     """Blocking, for many threads. A cache server that cannot be reached is tried again until it has been so for
-    `timeout_s`: it may be about to be there again. `behind`: where the source has it from, and is kept for a while as well."""
+    `timeout_s`: it may be about to be there again. `behind`: where the source has it from, and is kept for a while as
+    well."""
 
     def __init__(
         self, source: Source, staging: Staging, fd: int, timeout_s: float, behind: Source | None = None

@@ -10,11 +10,26 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stoker.cache.mount import answers
-from stoker.cache.mount.questions import Ask, Effect, Question, Reply
+from stoker.cache.mount.questions import (
+    Ask,
+    Back,
+    Effect,
+    Find,
+    Held,
+    List,
+    Question,
+    Read,
+    Reply,
+    Room,
+    StageRead,
+    Status,
+)
 
 log = logging.getLogger("stoker.mount")
 Answered = Callable[[object, float], list[Effect]]
 """What to do with an answer, at a time."""
+_ONLY_ANSWERED = (Find, List, Read, Back, Held, Room, StageRead, Status)
+"""What is asked for no more than its answer."""
 
 
 class Failed:
@@ -106,6 +121,15 @@ class Waiting:
             self._requests.pop(unique, None)
         thens = [partial(_done, unique, then) for unique, (then, _) in asked.waiting.items()]
         return asked.question, asked.at, [*thens, *(partial(_done, 0, then) for then in asked.after)]
+
+    def gives_up(self, number: int) -> bool:
+        """Whether nobody waits any more for a question whose turn comes only now, and that is of no use to anybody
+        else: it is as if it had never been asked."""
+        asked = self._asked[number]
+        if asked.waiting or asked.after or not isinstance(asked.question, _ONLY_ANSWERED):
+            return False
+        self.answered(number)
+        return True
 
     def interrupt(self, unique: int) -> list[Effect]:
         """Whoever made that request was told to stop. What is waited for patiently is something that is done."""
