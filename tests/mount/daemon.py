@@ -18,6 +18,7 @@ from stoker.cache.mount.state_log import StateLog
 from tests.mount.kernel import Asked, init, packed, unpacked_entry
 
 WAIT_S = 30.0
+NUMBER = "0:4711"
 _OUT = struct.Struct("=IiQ")
 _KEPT: list[socket.socket] = []
 """Ends of devices: what no test needs any more has nobody at the other end who closes it."""
@@ -44,9 +45,7 @@ class DaemonAtWork:
         self._unique = 0
         self.core = MountCore(settings)
         finding: Any = FakeFinding(answer)
-        self.daemon = Daemon(
-            self._device.fileno(), str(folder), self.core, finding, StateLog(folder / "state")
-        )
+        self.daemon = Daemon(self._device.fileno(), NUMBER, self.core, finding, StateLog(folder / "state"))
         threading.Thread(target=self.daemon.run, args=(lambda: None,), daemon=True).start()
         code, _ = self.said(self.asks(init()))
         assert not code

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cache.mount import daemon
+from stoker.cache.mount import daemon, device
+from stoker.cache.mount.core import READAHEAD_BYTES
 from stoker.cache.mount.questions import Effect, Find, Question, Read
 from stoker.cache.mount.requests import Opcode
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
-from tests.mount.daemon import WAIT_S, DaemonAtWork, reading
+from tests.mount.daemon import NUMBER, WAIT_S, DaemonAtWork, reading
 from tests.mount.kernel import Asked
 from tests.unit.no_threads import no_thread_can_start
 
@@ -87,3 +88,15 @@ def test_what_nobody_waits_for_any_more_takes_no_turn(
     go_on.set()
     assert mount.look_up("c")[0] == 0
     assert asked == [Find("a"), Find("c")]
+
+
+def test_the_kernel_reads_ahead_of_this_mount_whatever_lies_on_top_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is known by its number."""
+    monkeypatch.setattr(device, "_BACKING_DEVICES", str(tmp_path / "bdi"))
+    said = tmp_path / "bdi" / NUMBER / "read_ahead_kb"
+    said.parent.mkdir(parents=True)
+    mount = DaemonAtWork(tmp_path, SETTINGS, found)
+    assert mount.look_up("a")[0] == 0  # what was to be done before is done
+    assert said.read_text() == str(READAHEAD_BYTES // 1024)

@@ -55,19 +55,19 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV})
 
 
 class Daemon:
-    """Answers the mount whose requests come from `fd`, until it is unmounted. A request that several daemons before
-    read and did not live to answer fails, instead of ending this one as well."""
+    """Answers the mount of this number (MAJOR:MINOR) whose requests come from `fd`, until it is unmounted. A request
+    that several daemons before read and did not live to answer fails, instead of ending this one as well."""
 
     def __init__(
         self,
         fd: int,
-        folder: str,
+        number: str,
         core: MountCore,
         finding: Finding,
         state_log: StateLog,
     ) -> None:
         self._fd = fd
-        self._folder = folder
+        self._number = number
         self._core = core
         self._finding = finding
         self._log = state_log
@@ -275,7 +275,7 @@ class Daemon:
 
     def _set_readahead(self, readahead_bytes: int) -> None:
         try:
-            device.set_readahead(self._folder, readahead_bytes)
+            device.set_readahead(self._number, readahead_bytes)
         except OSError as error:
             log.info("the kernel reads ahead as much as it likes: %s", error.strerror)
 

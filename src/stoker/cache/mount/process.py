@@ -42,7 +42,7 @@ def main() -> int:
         core = MountCore(settings)
         staging = Staging(Path(config.staging_path))
         finding = Finding(source, staging, config.fd, settings.timeout_s, behind)
-        daemon = Daemon(config.fd, config.folder, core, finding, state_log)
+        daemon = Daemon(config.fd, config.number, core, finding, state_log)
         daemon.run(_ready)
     except StokerError as error:
         log.error("%s", error)
