@@ -36,7 +36,7 @@ SOME: list[Record] = [
     LookedUp([1 << 62, 7]),
     Forgotten([(7, 1), (1 << 62, 4)]),
     FileOpened((3 << 32) + 1, 7, 0, 12),
-    FolderRead((3 << 32) + 2, 7, 1000, "last/"),
+    FolderRead((3 << 32) + 2, 7, 1000, "last/", 14),
     FolderRead((3 << 32) + 2, 7, 0, None),
     Closed((3 << 32) + 2),
     FileStaged(9, 4, 7, "a/b", 4711, 100, 2, -1),
@@ -48,7 +48,7 @@ ANY_RECORD = st.one_of(
     st.builds(LookedUp, st.lists(NUMBERS)),
     st.builds(Forgotten, st.lists(st.tuples(NUMBERS, NUMBERS))),
     st.builds(FileOpened, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-    st.builds(FolderRead, NUMBERS, NUMBERS, NUMBERS, st.none() | st.text()),
+    st.builds(FolderRead, NUMBERS, NUMBERS, NUMBERS, st.none() | st.text(), NUMBERS),
     st.builds(Closed, NUMBERS),
 )
 
@@ -87,6 +87,12 @@ def test_what_no_daemon_wrote_is_refused(body: bytes) -> None:
     found: list[Record] = []
     with pytest.raises(WireError, match=f"not understood at byte {len(before) + 4}"):
         found.extend(records(before + len(body).to_bytes(4, "little") + body))
+
+
+def test_what_a_daemon_of_an_older_version_wrote_is_understood() -> None:
+    """It goes on in the place of one that knew less of a folder."""
+    body = msgspec.msgpack.encode(["folder", 3, 7, 1000, "last/"])
+    assert list(records(len(body).to_bytes(4, "little") + body)) == [FolderRead(3, 7, 1000, "last/")]
 
 
 @given(st.binary(max_size=60))
