@@ -173,5 +173,40 @@ def test_a_disk_that_takes_no_more_costs_what_it_does_not_take(tmp_path: Path) -
     assert list(StateLog(path).read()) == [*SOME, Closed(1)]
 
 
+class Clock:
+    """Goes by when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_disk_that_takes_no_more_is_said_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However much is to be written meanwhile."""
+    clock = Clock()
+    monkeypatch.setattr(state_log, "time", clock)
+    log = StateLog(tmp_path / "state")
+
+    def tick() -> int:
+        caplog.clear()
+        with no_file_may_exceed(5):
+            log.append(packed(SOME[1]))
+            assert log.is_long
+            log.rewrite(map(packed, SOME))
+        return sum("state.new" in record.message for record in caplog.records)
+
+    assert tick() == 1
+    for _ in range(3):
+        clock.now += 19.0
+        assert tick() == 0
+    clock.now += 4.0
+    assert tick() == 1
+    assert tick() == 0
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
