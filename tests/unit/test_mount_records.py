@@ -208,5 +208,20 @@ def test_a_disk_that_takes_no_more_is_said_once_a_minute(
     assert tick() == 0
 
 
+def test_a_log_that_somebody_removed_is_gone_for_all_daemons_but_the_first(tmp_path: Path) -> None:
+    path, first = tmp_path / "state", packed(SOME[0])
+    assert not StateLog(path).is_gone(is_first=True)
+    assert StateLog(path).is_gone(is_first=False)
+    path.write_bytes(first[:-1])
+    assert StateLog(path).is_gone(is_first=False), "of what it had not written whole nothing is left"
+    path.write_bytes(first)
+    log = StateLog(path)
+    assert not log.is_gone(is_first=False)
+    assert list(log.read()) == SOME[:1]
+    path.unlink()
+    assert not log.is_gone(is_first=False), "who has it goes on"
+    assert StateLog(path).is_gone(is_first=False)
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))

@@ -26,6 +26,7 @@ from stoker.errors import EnvironmentProblem, StokerError
 
 log = logging.getLogger("stoker.mount")
 EXIT_HOLDER_GONE = 3
+EXIT_STATE_GONE = 5
 
 
 def main() -> int:

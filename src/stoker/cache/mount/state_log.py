@@ -38,6 +38,12 @@ class StateLog:
             self._size_bytes = whole
         return records(data)
 
+    def is_gone(self, *, is_first: bool) -> bool:
+        """Whether there is nothing of what daemons before wrote, as where somebody removed it: the kernel does not tell
+        again what it has told them, nor what it has agreed on. `is_first`: none of this mount was ready before."""
+        size_bytes = os.fstat(self._fd).st_size
+        return not is_first and not whole_bytes(os.pread(self._fd, size_bytes, 0))
+
     def fileno(self) -> int:
         """Of the file."""
         return self._fd
