@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from stoker.cache.mount import answers, device
+from stoker.cache.mount.places import mounted_on
 from stoker.cache.mount.requests import (
     ROOT,
     Attribute,
@@ -59,7 +60,9 @@ class OneFile:
                 device.close_backing(self.fd, self.backing_id)  # what is open goes on
                 self.backing_id = 0
             if request.header.opcode == Opcode.INIT:
-                device.set_readahead(self.folder, 1 << 20)
+                there = mounted_on(self.folder)
+                assert there is not None
+                device.set_readahead(there.number, 1 << 20)
 
     def attr(self, node: int) -> answers.Attr:
         sizes = dict(self.nodes.values())

@@ -170,6 +170,10 @@ class Driver:
     def _go_on_finding(self) -> None:
         job = self.rng.choice([job for job in self._jobs if job.due <= self.now])
         if not job.is_found:
+            if self.core.state.waiting.gives_up(job.number):
+                self._jobs.remove(job)
+                self.answered["given up"] += 1
+                return
             job.is_found = True
             if self.rng.chance(self.failure_chance):
                 job.answer = Failed(self.rng.choice(FAILURES))

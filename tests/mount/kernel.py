@@ -144,8 +144,9 @@ class FakeKernel:
         if sent is None or sent.asked.opcode in (Opcode.RELEASE, Opcode.RELEASEDIR):
             return  # nobody waits for these
         if not sent.is_read:
-            if sent.asked.opcode == Opcode.OPEN and task.unique & RESENT:
-                self.seen["killed in an OPEN that was read before"] += 1
+            if sent.asked.opcode in (Opcode.OPEN, Opcode.OPENDIR) and task.unique & RESENT:
+                kind = "an OPEN" if sent.asked.opcode == Opcode.OPEN else "an OPENDIR"
+                self.seen[f"killed in {kind} that was read before"] += 1
             self.seen["killed before it was read"] += 1
             del self.sent[task.unique]
             self._pending.remove(task.unique)

@@ -515,3 +515,34 @@ def test_a_daemon_that_dies_in_init_has_it_asked_again() -> None:
     assert following.is_taken_over
     assert not core.is_taken_over
     assert struct.unpack_from("=i", answers.send_again(), 4)[0] == Notice.RESEND
+
+
+def test_a_folder_is_open_once_whoever_answers_the_program_that_opened_it() -> None:
+    """A daemon wrote it down, and did not live to answer; what is sent again is not another one."""
+    script, opening = Script(), Asked(Opcode.OPENDIR, ROOT, bytes(8))
+    (first,) = script.ask(opening)
+    unique = script.unique
+    script.restart()
+    (again,) = script.ask(opening, unique | RESENT)
+    assert said(again) == said(first)
+    handle = struct.unpack_from("=Q", said(again))[0]
+    script.restart()
+    script.ask(Asked(Opcode.RELEASEDIR, ROOT, struct.pack("=Q16x", handle)))
+    assert len(script.core.state.handles) == 0
+    (other,) = script.ask(opening, unique | RESENT)
+    assert said(other) != said(first), "that one is closed"
+    (opened,) = script.ask(opening)
+    assert said(opened) != said(other), "and this is another request"
+
+
+def test_a_folder_that_was_read_far_is_still_of_the_request_that_opened_it() -> None:
+    """Also where all is written anew."""
+    script = Script()
+    (first,) = script.ask(Asked(Opcode.OPENDIR, ROOT, bytes(8)))
+    unique, handle = script.unique, struct.unpack_from("=Q", said(first))[0]
+    (listing,) = script.ask(Asked(Opcode.READDIR, ROOT, reading(handle, 0, 4096)))
+    script.answer(listing, Page([("a", FILE)], "a"))
+    script.log = b"".join(script.core.snapshot())
+    script.restart()
+    (again,) = script.ask(Asked(Opcode.OPENDIR, ROOT, bytes(8)), unique | RESENT)
+    assert said(again) == said(first)

@@ -36,7 +36,7 @@ SOME: list[Record] = [
     LookedUp([1 << 62, 7]),
     Forgotten([(7, 1), (1 << 62, 4)]),
     FileOpened((3 << 32) + 1, 7, 0, 12),
-    FolderRead((3 << 32) + 2, 7, 1000, "last/"),
+    FolderRead((3 << 32) + 2, 7, 1000, "last/", 14),
     FolderRead((3 << 32) + 2, 7, 0, None),
     Closed((3 << 32) + 2),
     FileStaged(9, 4, 7, "a/b", 4711, 100, 2, -1),
@@ -48,7 +48,7 @@ ANY_RECORD = st.one_of(
     st.builds(LookedUp, st.lists(NUMBERS)),
     st.builds(Forgotten, st.lists(st.tuples(NUMBERS, NUMBERS))),
     st.builds(FileOpened, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-    st.builds(FolderRead, NUMBERS, NUMBERS, NUMBERS, st.none() | st.text()),
+    st.builds(FolderRead, NUMBERS, NUMBERS, NUMBERS, st.none() | st.text(), NUMBERS),
     st.builds(Closed, NUMBERS),
 )
 
@@ -87,6 +87,12 @@ def test_what_no_daemon_wrote_is_refused(body: bytes) -> None:
     found: list[Record] = []
     with pytest.raises(WireError, match=f"not understood at byte {len(before) + 4}"):
         found.extend(records(before + len(body).to_bytes(4, "little") + body))
+
+
+def test_what_a_daemon_of_an_older_version_wrote_is_understood() -> None:
+    """It goes on in the place of one that knew less of a folder."""
+    body = msgspec.msgpack.encode(["folder", 3, 7, 1000, "last/"])
+    assert list(records(len(body).to_bytes(4, "little") + body)) == [FolderRead(3, 7, 1000, "last/")]
 
 
 @given(st.binary(max_size=60))
@@ -165,6 +171,56 @@ def test_a_disk_that_takes_no_more_costs_what_it_does_not_take(tmp_path: Path) -
     assert not log.is_long
     log.append(packed(Closed(1)))
     assert list(StateLog(path).read()) == [*SOME, Closed(1)]
+
+
+class Clock:
+    """Goes by when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_disk_that_takes_no_more_is_said_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However much is to be written meanwhile."""
+    clock = Clock()
+    monkeypatch.setattr(state_log, "time", clock)
+    log = StateLog(tmp_path / "state")
+
+    def tick() -> int:
+        caplog.clear()
+        with no_file_may_exceed(5):
+            log.append(packed(SOME[1]))
+            assert log.is_long
+            log.rewrite(map(packed, SOME))
+        return sum("state.new" in record.message for record in caplog.records)
+
+    assert tick() == 1
+    for _ in range(3):
+        clock.now += 19.0
+        assert tick() == 0
+    clock.now += 4.0
+    assert tick() == 1
+    assert tick() == 0
+
+
+def test_a_log_that_somebody_removed_is_gone_for_all_daemons_but_the_first(tmp_path: Path) -> None:
+    path, first = tmp_path / "state", packed(SOME[0])
+    assert not StateLog(path).is_gone(is_first=True)
+    assert StateLog(path).is_gone(is_first=False)
+    path.write_bytes(first[:-1])
+    assert StateLog(path).is_gone(is_first=False), "of what it had not written whole nothing is left"
+    path.write_bytes(first)
+    log = StateLog(path)
+    assert not log.is_gone(is_first=False)
+    assert list(log.read()) == SOME[:1]
+    path.unlink()
+    assert not log.is_gone(is_first=False), "who has it goes on"
+    assert StateLog(path).is_gone(is_first=False)
 
 
 def open_files() -> int:

@@ -12,8 +12,9 @@ from stoker.cache.mount.places import BucketPlace
 from stoker.cache.mount.state import MountSettings
 
 READY = b"ready\n"
-EXIT_HOLDER_GONE = 3
-EXIT_STATE_GONE = 5
+EXIT_HOLDER_GONE = 13
+EXIT_STATE_GONE = 15
+"""Other numbers than those of errors."""
 _END_S = 5.0
 
 

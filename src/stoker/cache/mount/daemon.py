@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -55,19 +55,19 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV})
 
 
 class Daemon:
-    """Answers the mount whose requests come from `fd`, until it is unmounted. A request that several daemons before
-    read and did not live to answer fails, instead of ending this one as well."""
+    """Answers the mount of this number (MAJOR:MINOR) whose requests come from `fd`, until it is unmounted. A request
+    that several daemons before read and did not live to answer fails, instead of ending this one as well."""
 
     def __init__(
         self,
         fd: int,
-        folder: str,
+        number: str,
         core: MountCore,
         finding: Finding,
         state_log: StateLog,
     ) -> None:
         self._fd = fd
-        self._folder = folder
+        self._number = number
         self._core = core
         self._finding = finding
         self._log = state_log
@@ -156,14 +156,20 @@ class Daemon:
         return self._taken[unique] >= _TAKEN_MAX
 
     def _answer(self, number: int, question: Question) -> None:
-        """Find out, and do what follows."""
+        """Find out, and do what follows. Where an origin hangs, what nobody waits for takes no time from the rest."""
+        with self._lock:
+            if self._core.state.waiting.gives_up(number):
+                return
         answer: object = Failed(errno.EIO)
         try:
             answer = self._found(question)
         finally:
-            with self._lock:
-                effects = self._remembered(self._core.answered(number, answer, time.monotonic()))
-            self._carry_out(effects)
+            self._carry_out(self._decided(number, answer))
+
+    def _decided(self, number: int, answer: object) -> list[Effect]:
+        """What follows of an answer."""
+        with self._lock:
+            return self._remembered(self._core.answered(number, answer, time.monotonic()))
 
     def _facts(self) -> dict[str, object]:
         with self._lock:
@@ -178,11 +184,15 @@ class Daemon:
     def _tick(self) -> None:
         while True:
             time.sleep(_TICK_S)
-            with self._lock:
-                effects = self._remembered(self._core.tick(time.monotonic()))
-                if self._log.is_long:
-                    self._log.rewrite(self._core.snapshot())
-            self._carry_out(effects)
+            try:
+                with self._lock:
+                    effects = self._remembered(self._core.tick(time.monotonic()))
+                    if self._log.is_long:
+                        self._log.rewrite(self._core.snapshot())
+                self._carry_out(effects)
+            except Exception:
+                # Without it nobody would be told that it took too long.
+                log.exception("something is wrong with the mount")
 
     def _remembered(self, effects: list[Effect]) -> list[Effect]:
         """Write down what is to be, in the order in which it was decided; what is left to do."""
@@ -195,22 +205,34 @@ class Daemon:
         return left
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Reply(parts):
-                    self._write(parts)
-                case Ask(number, question):
-                    workers = self._teller if isinstance(question, Tell) else self._workers
-                    workers.do(partial(self._answer, number, question))
-                case CloseBacking(backing_id):
-                    self._close_backing(backing_id)
-                case CloseOtherBackings(kept):
-                    self._close_other_backings(kept)
-                case Agreed(readahead_bytes):
-                    self._set_readahead(readahead_bytes)
-                    self._on_ready()
-                case Remember(record):
-                    self._log.append(record)
+        """One after the other. What cannot be done costs no more than itself: to who waits for it, that it failed."""
+        left = deque(effects)
+        while left:
+            effect = left.popleft()
+            try:
+                self._do(effect)
+            except Exception:
+                log.exception("what the mount is to do could not be done")
+                if isinstance(effect, Ask):
+                    # Not EAGAIN, which programs take for a file that has nothing to say yet.
+                    left += self._decided(effect.number, Failed(errno.EIO))
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Reply(parts):
+                self._write(parts)
+            case Ask(number, question):
+                workers = self._teller if isinstance(question, Tell) else self._workers
+                workers.do(partial(self._answer, number, question))
+            case CloseBacking(backing_id):
+                self._close_backing(backing_id)
+            case CloseOtherBackings(kept):
+                self._close_other_backings(kept)
+            case Agreed(readahead_bytes):
+                self._set_readahead(readahead_bytes)
+                self._on_ready()
+            case Remember(record):
+                self._log.append(record)
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         try:
@@ -253,7 +275,7 @@ class Daemon:
 
     def _set_readahead(self, readahead_bytes: int) -> None:
         try:
-            device.set_readahead(self._folder, readahead_bytes)
+            device.set_readahead(self._number, readahead_bytes)
         except OSError as error:
             log.info("the kernel reads ahead as much as it likes: %s", error.strerror)
 

@@ -10,10 +10,11 @@ import os
 import struct
 
 from stoker.cache.mount import helper
-from stoker.cache.mount.places import FILE_SYSTEM, mounted_on
+from stoker.cache.mount.places import FILE_SYSTEM
 from stoker.errors import EnvironmentProblem
 
 DEVICE = "/dev/fuse"
+_BACKING_DEVICES = "/sys/class/bdi"
 READ_BYTES_MIN = 8192
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 1, 2, 4, 2
 _BACKING_OPEN = (1 << 30) | (16 << 16) | (229 << 8) | 1
@@ -72,14 +73,11 @@ def unmount(folder: str, *, is_lazy: bool = False) -> None:
         raise EnvironmentProblem(f"cannot unmount {folder}: {os.strerror(code)}")
 
 
-def set_readahead(folder: str, readahead_bytes: int) -> None:
-    """How much the kernel asks for ahead of who reads on, at once. It is 128 KiB from INIT on, whose answer can only
-    make it less: to be called after it. Raises OSError: not of this user."""
-    there = mounted_on(folder)
-    if there is None:
-        raise FileNotFoundError(errno.ENOENT, "nothing is mounted there", folder)
-    number = there.number
-    with open(f"/sys/class/bdi/{number}/read_ahead_kb", "w", encoding="ascii") as said:
+def set_readahead(number: str, readahead_bytes: int) -> None:
+    """How much the kernel asks for ahead of who reads on, at once, from the mount of this number (MAJOR:MINOR),
+    whatever else is mounted on its folder. It is 128 KiB from INIT on, whose answer can only make it less: to be called
+    after it. Raises OSError: not of this user."""
+    with open(f"{_BACKING_DEVICES}/{number}/read_ahead_kb", "w", encoding="ascii") as said:
         said.write(str(readahead_bytes // 1024))
 
 

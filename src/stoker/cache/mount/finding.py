@@ -64,8 +64,9 @@ _REFUSED = (
 
 
 class Finding:
-    """Blocking, for many threads. A cache server that cannot be reached is tried again until `timeout_s` are over: it
-    may be about to be there again. `behind`: where the source has it from, and is kept for a while as well."""
+    """Blocking, for many threads. A cache server that cannot be reached is tried again until it has been so for
+    `timeout_s`: it may be about to be there again. `behind`: where the source has it from, and is kept for a while as
+    well."""
 
     def __init__(
         self, source: Source, staging: Staging, fd: int, timeout_s: float, behind: Source | None = None
@@ -91,12 +92,14 @@ class Finding:
 
     def find(self, question: Question) -> object:
         """The answer, or Failed."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline: float | None = None
         pause_s = _AGAIN_S
         while True:
             try:
                 return self._once(question)
             except CacheUnavailable as error:
+                # What had gone on for long when the server went has as much time as all else.
+                deadline = deadline or time.monotonic() + self._timeout_s
                 if time.monotonic() + pause_s > deadline:
                     self._say(error)
                     return Failed(errno.EIO)

@@ -15,7 +15,7 @@ from stoker.cache.mount.handles import OpenFolder
 from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.questions import Effect, List, Remember
 from stoker.cache.mount.records import FolderRead, packed
-from stoker.cache.mount.requests import Header, Reading
+from stoker.cache.mount.requests import RESENT, Header, Reading
 from stoker.cache.mount.source_port import Found, Page
 from stoker.cache.mount.state import MountState, child, done, refused
 from stoker.cache.mount.waiting import Failed
@@ -35,15 +35,19 @@ class Folders:
         folder = self._state.nodes.get(header.node)
         if folder is None or not folder.is_folder:
             return [refused(header.unique, errno.ESTALE if folder is None else errno.ENOTDIR)]
-        handle = self._state.handles.open_folder(header.node)
-        record = Remember(packed(FolderRead(handle, header.node, 0, None)))
+        effects: list[Effect] = []
+        handle = self._state.handles.folder_opened_by(header.unique)
+        if not handle:
+            request = header.unique & ~RESENT
+            handle = self._state.handles.open_folder(header.node, request)
+            effects.append(Remember(packed(FolderRead(handle, header.node, 0, None, request))))
         flags, ttl_s = Open(0), self._state.settings.kernel_ttl_s
         # What is written through it the kernel does not see come into a folder.
         if ttl_s and not self._state.settings.is_writable:
             is_kept = now - folder.listed_at < ttl_s
             flags = Open.CACHE_DIR | (Open.KEEP_CACHE if is_kept else Open(0))
             folder.listed_at = folder.listed_at if is_kept else now
-        return [record, done(header.unique, answers.opened(handle, flags))]
+        return [*effects, done(header.unique, answers.opened(handle, flags))]
 
     def read(self, header: Header, asked: Reading, now: float, *, is_plus: bool) -> list[Effect]:
         """As many entries from number `asked.offset` on as have room and are on one page. From 0 on: as it is now."""

@@ -36,9 +36,10 @@ class OpenFile:
 @dataclass(slots=True)
 class OpenFolder:
     """`starts`: the numbers of entries with which pages begin, ascending, and after which name. `page_at`: when the one
-    that is here was asked for."""
+    that is here was asked for. `request`: the OPENDIR that was answered with it."""
 
     node: int
+    request: int = 0
     starts: list[tuple[int, str | None]] = field(default_factory=lambda: [(0, None)])
     page: tuple[int, Page] | None = None
     page_at: float = 0.0
@@ -91,7 +92,7 @@ class Handles:
         self._folders: dict[int, OpenFolder] = {}
         self._uses: dict[int, _Use] = {}
         self._before: dict[int, int] = {}
-        """Of files that were opened by way of a daemon before: by OPEN the handle."""
+        """Of what was opened by way of a daemon before: by OPEN or OPENDIR the handle."""
 
     def __len__(self) -> int:
         return len(self._files) + len(self._folders)
@@ -121,8 +122,17 @@ class Handles:
 
     def opened_by(self, request: int) -> tuple[int, OpenFile] | None:
         """What a daemon before meant to answer this OPEN with, and did not live to, if it was sent again."""
-        handle = self._before.get(request & ~RESENT) if request & RESENT else None
-        return None if handle is None else (handle, self._files[handle])
+        handle = self._opened_before(request)
+        opened = self._files.get(handle)
+        return None if opened is None else (handle, opened)
+
+    def folder_opened_by(self, request: int) -> int:
+        """So for OPENDIR: the handle; 0: none did."""
+        handle = self._opened_before(request)
+        return handle if handle in self._folders else 0
+
+    def _opened_before(self, request: int) -> int:
+        return self._before.get(request & ~RESENT, 0) if request & RESENT else 0
 
     def open_file(self, node: int, backing_id: int, text: bytes | None = None, request: int = 0) -> int:
         """The number of a file that is opened."""
@@ -130,15 +140,17 @@ class Handles:
         self._add(handle, OpenFile(node, backing_id, request, text=text))
         return handle
 
-    def open_folder(self, node: int) -> int:
+    def open_folder(self, node: int, request: int = 0) -> int:
         """The number of a folder that is opened."""
         handle = self._take_number()
-        self._folders[handle] = OpenFolder(node)
+        self._folders[handle] = OpenFolder(node, request)
         return handle
 
     def close(self, handle: int) -> int:
         """It is closed. The number of a backing file that nobody needs any more, or 0."""
-        self._folders.pop(handle, None)
+        folder = self._folders.pop(handle, None)
+        if folder is not None:
+            self._before.pop(folder.request, None)
         opened = self._files.pop(handle, None)
         if opened is None:
             return 0
@@ -159,7 +171,7 @@ class Handles:
                 yield FileOpened(handle, file.node, file.backing_id, file.request)
         for handle, folder in self._folders.items():
             for cookie, after in folder.starts:
-                yield FolderRead(handle, folder.node, cookie, after)
+                yield FolderRead(handle, folder.node, cookie, after, folder.request)
 
     def restore(self, record: FileOpened | FolderRead | Closed) -> None:
         """What a daemon before wrote down."""
@@ -168,9 +180,10 @@ class Handles:
             if record.request:
                 self._before[record.request] = record.handle
         elif isinstance(record, FolderRead):
-            self._folders.setdefault(record.handle, OpenFolder(record.node)).add_start(
-                record.cookie, record.after
-            )
+            folder = self._folders.setdefault(record.handle, OpenFolder(record.node, record.request))
+            folder.add_start(record.cookie, record.after)
+            if record.request:
+                self._before[record.request] = record.handle
         else:
             self.close(record.handle)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.cache.client.fleet import open_client
 from stoker.cache.mount import device
-from stoker.cache.mount.child import EXIT_HOLDER_GONE, READY, DaemonConfig
+from stoker.cache.mount.child import EXIT_HOLDER_GONE, EXIT_STATE_GONE, READY, DaemonConfig
 from stoker.cache.mount.core import MountCore
 from stoker.cache.mount.daemon import Daemon
 from stoker.cache.mount.finding import Finding
@@ -39,10 +39,12 @@ def main() -> int:
         source = _source(config.place, settings.timeout_s)
         behind = None if config.behind is None else _source(config.behind, settings.timeout_s)
         state_log = StateLog(Path(config.state_path))
+        if state_log.is_gone(is_first=config.is_first):
+            return EXIT_STATE_GONE
         core = MountCore(settings)
         staging = Staging(Path(config.staging_path))
         finding = Finding(source, staging, config.fd, settings.timeout_s, behind)
-        daemon = Daemon(config.fd, config.folder, core, finding, state_log)
+        daemon = Daemon(config.fd, config.number, core, finding, state_log)
         daemon.run(_ready)
     except StokerError as error:
         log.error("%s", error)

@@ -60,12 +60,14 @@ class FileOpened(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class FolderRead(msgspec.Struct, frozen=True, array_like=True, tag="folder"):
-    """A folder is open, and of its entries those from number `cookie` on come after the name `after`."""
+    """A folder is open, and of its entries those from number `cookie` on come after the name `after`. `request`: the
+    number of the one that opened it."""
 
     handle: int
     node: int
     cookie: int
     after: str | None
+    request: int = 0
 
 
 class Closed(msgspec.Struct, frozen=True, array_like=True, tag="close"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from stoker.cache.mount.records import Record, records, whole_bytes
 log = logging.getLogger("stoker.mount")
 _BYTES_MIN = 4 * 1024 * 1024
 _GROWTH = 3
+_QUIET_S = 60.0
 
 
 class StateLog:
@@ -21,6 +23,7 @@ class StateLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._is_failing = False
+        self._said_at = -_QUIET_S
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size_bytes = os.fstat(self._fd).st_size
         self._size_bytes_max = max(_BYTES_MIN, self._size_bytes)
@@ -34,6 +37,12 @@ class StateLog:
             os.ftruncate(self._fd, whole)
             self._size_bytes = whole
         return records(data)
+
+    def is_gone(self, *, is_first: bool) -> bool:
+        """Whether there is nothing of what daemons before wrote, as where somebody removed it: the kernel does not tell
+        again what it has told them, nor what it has agreed on. `is_first`: none of this mount was ready before."""
+        size_bytes = os.fstat(self._fd).st_size
+        return not is_first and not whole_bytes(os.pread(self._fd, size_bytes, 0))
 
     def fileno(self) -> int:
         """Of the file."""
@@ -71,7 +80,11 @@ class StateLog:
                 size_bytes = file.tell()
             os.rename(fresh, self._path)
         except OSError as error:
-            log.error("cannot write %s: %s; make room there", fresh, error.strerror)
+            now = time.monotonic()
+            if now - self._said_at >= _QUIET_S:
+                # It is tried again at each tick for as long as there is something to write.
+                self._said_at = now
+                log.error("cannot write %s: %s; make room there", fresh, error.strerror)
             if fd >= 0:
                 os.close(fd)
             self._size_bytes_max = max(self._size_bytes_max, self._size_bytes) + _BYTES_MIN

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from stoker.cache.mount import answers
-from stoker.cache.mount.questions import Ask, Effect, Question, Reply
+from stoker.cache.mount.questions import (
+    Ask,
+    Back,
+    Effect,
+    Find,
+    Held,
+    List,
+    Question,
+    Read,
+    Reply,
+    Room,
+    StageRead,
+    Status,
+)
 
+log = logging.getLogger("stoker.mount")
 Answered = Callable[[object, float], list[Effect]]
 """What to do with an answer, at a time."""
+_ONLY_ANSWERED = (Find, List, Read, Back, Held, Room, StageRead, Status)
+"""What is asked for no more than its answer."""
 
 
 class Failed:
@@ -93,14 +111,25 @@ class Waiting:
         self._numbers.pop((type(question), question), None)
 
     def answered(self, number: int) -> tuple[Question, float, list[Answered]]:
-        """It was found out: what was asked, and when, and what those who still wait do with it."""
+        """It was found out: what was asked, and when, and what those who still wait do with it. A defect of one of
+        them costs the others nothing."""
         asked = self._asked.pop(number)
         key = type(asked.question), asked.question
         if self._numbers.get(key) == number:
             del self._numbers[key]
         for unique in asked.waiting:
             self._requests.pop(unique, None)
-        return asked.question, asked.at, [*(then for then, _ in asked.waiting.values()), *asked.after]
+        thens = [partial(_done, unique, then) for unique, (then, _) in asked.waiting.items()]
+        return asked.question, asked.at, [*thens, *(partial(_done, 0, then) for then in asked.after)]
+
+    def gives_up(self, number: int) -> bool:
+        """Whether nobody waits any more for a question whose turn comes only now, and that is of no use to anybody
+        else: it is as if it had never been asked."""
+        asked = self._asked[number]
+        if asked.waiting or asked.after or not isinstance(asked.question, _ONLY_ANSWERED):
+            return False
+        self.answered(number)
+        return True
 
     def interrupt(self, unique: int) -> list[Effect]:
         """Whoever made that request was told to stop. What is waited for patiently is something that is done."""
@@ -115,7 +144,7 @@ class Waiting:
         late: list[Answered] = []
         for asked in self._asked.values():
             for unique in [unique for unique, (_, until) in asked.waiting.items() if until <= now]:
-                late.append(asked.waiting.pop(unique)[0])
+                late.append(partial(_done, unique, asked.waiting.pop(unique)[0]))
                 del self._requests[unique]
         return [effect for then in late for effect in then(Failed(errno.ETIMEDOUT), now)]
 
@@ -128,3 +157,12 @@ class Waiting:
         for unique in waiting:
             self._requests[unique] = self._next
         return Ask(self._next, question)
+
+
+def _done(unique: int, then: Answered, answer: object, now: float) -> list[Effect]:
+    """What it does with an answer; a refusal where that fails. `unique` 0: of no request."""
+    try:
+        return then(answer, now)
+    except Exception:
+        log.exception("an answer could not be used")
+        return [Reply((answers.refusal(unique, errno.EIO),))] if unique else []

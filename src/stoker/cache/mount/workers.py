@@ -21,16 +21,27 @@ class Workers:
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
+        """Threads that wait for work; below 0: so much work waits for them."""
 
     def do(self, work: Callable[[], None]) -> None:
-        """Soon. What it raises is logged."""
+        """Soon. What it raises is logged. Where no more threads can be started it waits for those there are; raises
+        RuntimeError if there is none."""
         with self._lock:
-            if not self._idle and self._threads < self._count_max:
-                self._threads += 1
-                threading.Thread(target=self._run, name=f"{self._name}-{self._threads}", daemon=True).start()
-            else:
+            if self._idle > 0 or self._threads == self._count_max or not self._starts():
                 self._idle -= 1
-        self._todo.put(work)
+            self._todo.put(work)
+
+    def _starts(self) -> bool:
+        """Whether there is a thread more."""
+        self._threads += 1
+        try:
+            threading.Thread(target=self._run, name=f"{self._name}-{self._threads}", daemon=True).start()
+        except RuntimeError:
+            self._threads -= 1
+            if not self._threads:
+                raise
+            return False
+        return True
 
     def _run(self) -> None:
         while True:

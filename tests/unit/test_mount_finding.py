@@ -1,0 +1,77 @@
+"""What a mount's daemon makes of a cache that fails: tried again for so long, and then a reason that programs know."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cache.mount import finding
+from stoker.cache.mount.finding import Finding
+from stoker.cache.mount.questions import Put
+from stoker.cache.mount.source_port import Found
+from stoker.cache.mount.staging import Staging
+from stoker.cache.mount.waiting import Failed
+from stoker.errors import CacheUnavailable
+
+TIMEOUT_S = 30.0
+PUT = Put(1, "a", 1)
+DONE = Found(False, 3, "v1")
+
+
+class Clock:
+    """Goes by only when somebody does something."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Cache:
+    """Puts take so long each, and all fail until it is there again."""
+
+    def __init__(self, clock: Clock, put_s: list[float], back_at: float) -> None:
+        self.clock = clock
+        self.put_s = put_s
+        self.back_at = back_at
+        self.puts = 0
+
+    def put(self, *_: object) -> Found:
+        self.puts += 1
+        self.clock.now += self.put_s.pop(0) if self.put_s else 0.0
+        if self.clock.now < self.back_at:
+            raise CacheUnavailable("it is gone")
+        return DONE
+
+
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_s: list[float], back_at: float) -> object:
+    clock = Clock()
+    monkeypatch.setattr(finding, "time", clock)
+    staging = Staging(tmp_path)
+    staging.resize(PUT.stage, 3)
+    source: Any = Cache(clock, put_s, clock.now + back_at)
+    return Finding(source, staging, -1, TIMEOUT_S).find(PUT)
+
+
+@pytest.mark.parametrize("put_s", [0.0, 1.0, TIMEOUT_S + 1, 10 * TIMEOUT_S])
+def test_a_cache_that_is_back_in_time_has_lost_nothing(
+    put_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it had taken until it was gone."""
+    assert put(tmp_path, monkeypatch, [put_s], put_s + TIMEOUT_S - 2.0) == DONE
+
+
+@pytest.mark.parametrize("put_s", [0.0, TIMEOUT_S + 1])
+def test_one_that_does_not_come_back_is_given_up(
+    put_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = put(tmp_path, monkeypatch, [put_s], put_s + TIMEOUT_S + 2.0)
+    assert isinstance(answer, Failed)
+    assert answer.code == errno.EIO
