@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker import settings
-from stoker.cache.mount.places import MountPlace, full_path
+from stoker.cache.mount import places
+from stoker.cache.mount.places import FILE_SYSTEM, MountPlace, full_path, mounted, mounted_on
 from stoker.errors import EnvironmentProblem
 
 
@@ -67,3 +68,18 @@ def test_a_place_that_was_left_can_be_taken(tmp_path: Path) -> None:
     assert os.listdir(place.path) == ["log"]
     place.log_path.unlink()
     place.path.rmdir()
+
+
+def test_paths_of_mounts_have_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = tmp_path / "mountinfo"
+    lines.write_bytes(
+        b"30 1 0:41 / /a\rb rw - fuse.stoker s3://b\rc rw,user_id=0\n"
+        b"a line of three\n"
+        b"31 1 0:42 / /\xff\\040\x0b\xe2\x80\xa8 rw - fuse.stoker source rw,user_id=7\n"
+    )
+    monkeypatch.setattr(places, "_MOUNTS", str(lines))
+    assert list(mounted()) == [
+        ("/a\rb", "0:41", FILE_SYSTEM, "s3://b\rc", 0),
+        ("/\udcff \x0b\u2028", "0:42", FILE_SYSTEM, "source", 7),
+    ]
+    assert mounted_on("/a\rb") is not None

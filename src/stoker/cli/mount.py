@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
@@ -136,7 +137,7 @@ def _mount(arguments: argparse.Namespace) -> int:
     if arguments.daemon:
         pid = holding.start(config, place)
         print_json({"folder": folder, "source": config.source, "pid": pid}) if arguments.json else print(
-            f"{config.source} is mounted on {folder} (process {pid}); log: {place.log_path}"
+            _shown(f"{config.source} is mounted on {folder} (process {pid}); log: {place.log_path}")
         )
         return 0
 
@@ -166,8 +167,8 @@ def _list(*, is_json: bool) -> int:
             place = MountPlace(there.folder)
             info = place.info()
             found.append({
-                "folder": there.folder,
-                "source": there.source,
+                "folder": _text(there.folder),
+                "source": _text(there.source),
                 "pid": None if info is None else info.pid,
                 "state": _state(there, place),
             })  # fmt: skip
@@ -176,10 +177,22 @@ def _list(*, is_json: bool) -> int:
         return 0
     for one in found:
         pid = "" if one["pid"] is None else f", process {one['pid']}"
-        print(f"{one['source']} on {one['folder']} ({one['state']}{pid})")
+        print(_shown(f"{one['source']} on {one['folder']} ({one['state']}{pid})"))
     if not found:
         warn("nothing is mounted")
     return 0
+
+
+def _text(path: str) -> str:
+    """A path that others have mounted something on may have any bytes: those that are no UTF-8 as `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _shown(text: str) -> str:
+    """For a terminal, which would obey control characters, and may not have all others."""
+    encoding = sys.stdout.encoding or "utf-8"
+    plain = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return plain.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _state(there: MountedThere, place: MountPlace) -> str:

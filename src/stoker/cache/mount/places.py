@@ -24,6 +24,7 @@ from stoker.settings import ClientTlsFiles, mounts_dir
 
 FILE_SYSTEM = "fuse.stoker"
 _MOUNTS = "/proc/self/mountinfo"
+_FIELDS_MIN, _MORE_FIELDS_MIN = 5, 3
 _SOCKET_BYTES_MAX = 100
 _LINKS_MAX = 40
 """As many as the kernel follows."""
@@ -174,10 +175,13 @@ class MountPlace:
 
 def mounted() -> Iterator[MountedThere]:
     """All that is mounted, what lies on top last."""
-    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
+    # A path may have any line end but the kernel's own.
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             fields, _, more = line.partition(" - ")
             parts, rest = fields.split(" "), more.split(" ")
+            if len(parts) < _FIELDS_MIN or len(rest) < _MORE_FIELDS_MIN:
+                continue
             said = re.search(r"(?:^|,)user_id=(\d+)", rest[2])
             uid = None if said is None else int(said[1])
             yield MountedThere(_unescaped(parts[4]), parts[2], rest[0], _unescaped(rest[1]), uid)
