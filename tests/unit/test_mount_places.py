@@ -83,3 +83,24 @@ def test_paths_of_mounts_have_any_bytes(tmp_path: Path, monkeypatch: pytest.Monk
         ("/\udcff \x0b\u2028", "0:42", FILE_SYSTEM, "source", 7),
     ]
     assert mounted_on("/a\rb") is not None
+
+
+def test_who_looks_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, another, looking = (MountPlace(str(tmp_path)) for _ in range(3))
+    place.path.mkdir(mode=0o700, parents=True)
+    (place.path / "lock").touch()  # as of a holder that was killed
+    close = os.close
+    found: list[bool] = []
+
+    def closing(fd: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        found.extend((another.is_held(), place.take(), another.is_held()))  # while somebody looks
+        close(fd)
+
+    monkeypatch.setattr(os, "close", closing)
+    assert not looking.is_held()
+    try:
+        assert found == [False, True, True]
+        assert not another.take()
+    finally:
+        place.leave()

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ FILE_SYSTEM = "fuse.stoker"
 _MOUNTS = "/proc/self/mountinfo"
 _FIELDS_MIN, _MORE_FIELDS_MIN = 5, 3
 _SOCKET_BYTES_MAX = 100
+_LOCK = struct.Struct("@hhqqi0q")
+"""A `struct flock`: kind, from where, begin, length (0: all), process (0: it belongs to the open file)."""
 _LINKS_MAX = 40
 """As many as the kernel follows."""
 
@@ -96,8 +99,8 @@ class MountPlace:
             except FileNotFoundError:
                 continue  # who held it has just left
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK))
+            except (BlockingIOError, PermissionError):  # POSIX has either
                 os.close(fd)
                 return False
             if self._is_lock(fd):
@@ -111,18 +114,17 @@ class MountPlace:
         return self._lock_path.exists()
 
     def is_held(self) -> bool:
-        """Whether a process is known to hold it."""
+        """Whether a process is known to hold it. To look is in nobody's way who takes it, or looks as well."""
         try:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
         finally:
             os.close(fd)
-        return False
+        kind, *_ = _LOCK.unpack(found)
+        return bool(kind != fcntl.F_UNLCK)
 
     def say(self, info: MountInfo) -> None:
         """For others, who it is that holds it."""
@@ -171,6 +173,10 @@ class MountPlace:
             return os.path.samestat(os.fstat(fd), os.stat(self._lock_path))
         except FileNotFoundError:
             return False
+
+
+def _lock(kind: int) -> bytes:
+    return _LOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
 
 
 def mounted() -> Iterator[MountedThere]:
