@@ -8,7 +8,25 @@ from pathlib import Path
 import pytest
 
 from stoker.cache.mount import places
+from stoker.cache.mount.holder import HolderConfig
+from stoker.cli.main import build_parser
 from stoker.cli.main import main as stoker
+from stoker.cli.mount_plan import plan, take_options
+from stoker.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENDPOINT", "TOKEN", "CAPACITY", "CA", "CERT", "CERT_KEY"):
+        monkeypatch.delenv(f"STOKER_CACHE_{name}", raising=False)
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def planned(source: str | Path, folder: str | Path, *options: str) -> HolderConfig:
+    """What `stoker mount` would hold."""
+    arguments = build_parser().parse_args(["mount", str(source), str(folder), *options])
+    take_options(arguments)
+    return plan(arguments, str(folder))
 
 
 def test_mounts_with_any_bytes_in_their_names_are_listed(
@@ -22,3 +40,35 @@ def test_mounts_with_any_bytes_in_their_names_are_listed(
     assert stoker(["mount", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["folder"], found["source"]) == ("/\\xff\r\x1b[2Jx", "ü")
+
+
+def test_a_mount_waits_for_nothing_that_lies_in_it(tmp_path: Path) -> None:
+    for name in ("m", "origin/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("m")
+    origin, folder, own = tmp_path / "origin", tmp_path / "m", tmp_path / "cache"
+    for source, there, options, words in (
+        (origin, folder, (f"--cache-dir={folder}/cache",), "the cache, .*/m/cache, .*say --cache-dir"),
+        (origin, folder, (f"--cache-dir={tmp_path}/link/a/b",), "the cache, .*/m/a/b, "),
+        (origin, folder, (f"--cache-dir={tmp_path}",), "the cache, "),
+        ("s3://bucket", tmp_path, (), "the cache, "),
+        (
+            "s3://bucket",
+            own,
+            ("--writable", f"--cache-dir={tmp_path}/kept"),
+            "what is written .*STOKER_CACHE_DIR",
+        ),
+        (origin, origin, (), "the origin, .*mount it on a folder elsewhere"),
+        (origin, origin / "deep", (), "the origin, "),
+        ("/", folder, (), "the origin, "),
+        (f"file://{tmp_path}/%6Drigin/../link/x", folder, (), "the origin, "),
+        ("s3://bucket", "/", ("--cache-ttl=1s",), "what is kept of a mount"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            planned(source, there, *options)
+    for source, there, options in (
+        (origin, folder, (f"--cache-dir={folder}-cache",)),
+        (origin, tmp_path / "origin 2", ("--writable",)),
+        ("s3://bucket/", own, (f"--cache-dir={tmp_path}/kept",)),
+    ):
+        assert planned(source, there, *options).folder == str(there)

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import xxhash
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import cache_settings
 
 BUCKET = "mount"
+_FILES = "file://"
 _OF_OTHERS = frozenset((
     "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
     "noexec", "async", "atime", "noatime", "relatime", "dev", "suid",
@@ -72,6 +73,12 @@ def settings_of(arguments: argparse.Namespace) -> MountSettings:
 
 def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     """What to mount on a folder. Raises ConfigError."""
+    config = _planned(arguments, folder)
+    _check_apart(config)
+    return config
+
+
+def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     settings = settings_of(arguments)
     where = cache_settings().trusting(arguments.ca)
     source: str = arguments.source
@@ -111,6 +118,36 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
     url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
     return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
+
+
+def _check_apart(config: HolderConfig) -> None:
+    """That the mount needs nothing which lies in it: it would wait for itself."""
+    folder, embedded = config.folder, config.embedded
+    _check_outside(
+        folder, str(MountPlace(folder).path), "what is kept of a mount while it lasts", "take another folder"
+    )
+    if config.settings.is_writable:
+        _check_outside(
+            folder,
+            config.staging_path,
+            "what is written until it is put",
+            "set STOKER_CACHE_DIR to another folder",
+        )
+    if embedded is None:
+        return
+    if embedded.directory is not None:
+        _check_outside(folder, embedded.directory, "the cache", "say --cache-dir with a folder elsewhere")
+    if embedded.origin_url.startswith(_FILES):
+        origin = unquote(urlsplit(embedded.origin_url.replace("#", "%23")).path)
+        _check_outside(folder, origin, "the origin", "mount it on a folder elsewhere")
+
+
+def _check_outside(folder: str, path: str, what: str, mend: str) -> None:
+    real = os.path.realpath(path)
+    if os.path.commonpath((real, folder)) in (real, folder):
+        raise ConfigError(
+            f"{what}, {real}, and the mount on {folder} cannot lie in one another, for it would wait for itself: {mend}"
+        )
 
 
 def check_folder(folder: str, *, may_have_files: bool) -> None:
@@ -186,7 +223,7 @@ def _origin(source: str) -> str:
         raise ConfigError(
             f"{source} is neither an URL (stoker://BUCKET/PREFIX, s3://BUCKET/PREFIX, …) nor a folder that is there"
         )
-    return f"file://{quote(path)}"
+    return f"{_FILES}{quote(path)}"
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
