@@ -72,3 +72,30 @@ def test_a_mount_waits_for_nothing_that_lies_in_it(tmp_path: Path) -> None:
         ("s3://bucket/", own, (f"--cache-dir={tmp_path}/kept",)),
     ):
         assert planned(source, there, *options).folder == str(there)
+
+
+@pytest.mark.parametrize("way", ["option", "fstab", "environment"])
+def test_paths_are_where_the_command_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The holder in the background works elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_CACHE_DIR", "kept")
+    monkeypatch.setenv("STOKER_CACHE_CERT", "certificates/mine.pem")
+    monkeypatch.setenv("STOKER_CACHE_CERT_KEY", "certificates/mine.key")
+    if way == "environment":
+        monkeypatch.setenv("STOKER_CACHE_CA", "certificates/ca.pem")
+    options = {"option": ["--ca", "certificates/ca.pem"], "fstab": ["-o", "ca=certificates/ca.pem"]}.get(
+        way, []
+    )
+    fleet = planned("stoker://b", tmp_path / "m", "--endpoint=https://host:1", *options)
+    assert fleet.place.tls.names == tuple(
+        f"{tmp_path}/certificates/{name}" for name in ("ca.pem", "mine.pem", "mine.key")
+    )
+    assert Path(fleet.staging_path).parent == tmp_path / "kept" / "staging"
+    near = planned("stoker://b", tmp_path / "m", "--endpoint=https://host:1", "--cache-dir=near", *options)
+    assert near.embedded is not None
+    assert near.embedded.directory == f"{tmp_path}/near"
+    assert near.embedded.origin_url == f"stoker+https://host:1/b?ca_file={tmp_path}/certificates/ca.pem"
+    plain = planned("stoker://b", tmp_path / "m", "--endpoint=http://host:1")
+    assert plain.place.tls.ca == ("" if way != "environment" else f"{tmp_path}/certificates/ca.pem")

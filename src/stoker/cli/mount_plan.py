@@ -21,7 +21,7 @@ from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, moun
 from stoker.cache.mount.state import MountSettings
 from stoker.cli.cache_options import SCHEME, parse_below, warn
 from stoker.errors import ConfigError, EnvironmentProblem
-from stoker.settings import cache_settings
+from stoker.settings import ClientTlsFiles, cache_settings
 
 BUCKET = "mount"
 _FILES = "file://"
@@ -80,12 +80,14 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
 
 def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     settings = settings_of(arguments)
-    where = cache_settings().trusting(arguments.ca)
+    where = cache_settings()
+    tls = _absolute(where.tls if arguments.ca is None else dataclasses.replace(where.tls, ca=arguments.ca))
+    kept = os.path.abspath(where.directory)
     source: str = arguments.source
     base = HolderConfig(
         folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
         lets_others=arguments.allow_other,
-        staging_path=str(cache_settings().directory / "staging" / MountPlace(folder).path.name),
+        staging_path=os.path.join(kept, "staging", MountPlace(folder).path.name),
     )  # fmt: skip
     if not source.startswith(SCHEME):
         return _embedding(base, arguments, _origin(source))
@@ -95,9 +97,7 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         raise ConfigError(
             f"{source}: say where its cache server is: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT"
         )
-    fleet = BucketPlace(
-        endpoint=endpoint, token=token, bucket=below.bucket, prefix=below.prefix, tls=where.tls
-    )
+    fleet = BucketPlace(endpoint=endpoint, token=token, bucket=below.bucket, prefix=below.prefix, tls=tls)
     if arguments.cache_dir is None:
         for name in ("capacity", "cache_ttl"):
             if getattr(arguments, name) is not None:
@@ -114,7 +114,7 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         )
     listed = ",".join(one.strip().partition("://")[2].rstrip("/") for one in endpoint.split(","))
     fields = [f"token_file={quote(_kept_token(folder, token))}"] if token else []
-    fields += [f"ca_file={quote(where.tls.ca)}"] if where.tls.ca else []
+    fields += [f"ca_file={quote(tls.ca)}"] if tls.ca else []
     scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
     url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
     return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
@@ -224,6 +224,14 @@ def _origin(source: str) -> str:
             f"{source} is neither an URL (stoker://BUCKET/PREFIX, s3://BUCKET/PREFIX, …) nor a folder that is there"
         )
     return f"{_FILES}{quote(path)}"
+
+
+def _absolute(tls: ClientTlsFiles) -> ClientTlsFiles:
+    """In the background a holder works in another folder."""
+    ca, certificate, key = (
+        os.path.abspath(name) if name else "" for name in (tls.ca, tls.certificate, tls.key)
+    )
+    return ClientTlsFiles(ca, certificate, key)
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
