@@ -10,7 +10,7 @@ import pytest
 from stoker import settings
 from stoker.cache.mount import places
 from stoker.cache.mount.places import FILE_SYSTEM, MountPlace, full_path, mounted, mounted_on
-from stoker.errors import EnvironmentProblem
+from stoker.errors import ConfigError, EnvironmentProblem
 
 
 def test_the_path_of_a_folder_has_no_links(tmp_path: Path) -> None:
@@ -104,3 +104,12 @@ def test_who_looks_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert not another.take()
     finally:
         place.leave()
+
+
+def test_a_folder_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for name in (folder, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="take a folder whose path is UTF-8"):
+            full_path(str(name))

@@ -99,3 +99,35 @@ def test_paths_are_where_the_command_was_typed(
     assert near.embedded.origin_url == f"stoker+https://host:1/b?ca_file={tmp_path}/certificates/ca.pem"
     plain = planned("stoker://b", tmp_path / "m", "--endpoint=http://host:1")
     assert plain.place.tls.ca == ("" if way != "environment" else f"{tmp_path}/certificates/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--cache-dir=/tmp/\udcff",), "cache-dir .*: give a name that is UTF-8"),
+        (("-o", "cache_dir=/tmp/\udcff"), "cache-dir .*: give a name that is UTF-8"),
+        ((f"--ttl={'9' * 400}",), "--ttl .*: give at most ten years"),
+        (("--timeout=3651d",), "--timeout 3651d: give at most ten years"),
+        ((f"--cache-ttl={'9' * 400}d",), "--cache-ttl .*: give at most ten years"),
+        ((f"--capacity={'9' * 400}",), "--capacity .*: no disk is that large"),
+        ((f"--uid={'9' * 5000}",), "--uid .*: give a number"),
+    ],
+)
+def test_what_nobody_can_mean_is_said(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        planned("s3://bucket", tmp_path / "m", *options)
+    assert planned("s3://bucket", tmp_path / "m", "--ttl=3650d").settings.ttl_s == 315_360_000
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "\udcff"
+    source.mkdir()
+    with pytest.raises(ConfigError, match=r"source .*: give a name that is UTF-8"):
+        planned(source, tmp_path / "m")
+    monkeypatch.chdir(source)
+    monkeypatch.setenv("STOKER_CACHE_DIR", "kept")
+    with pytest.raises(ConfigError, match=r"STOKER_CACHE_DIR .*: give a name that is UTF-8"):
+        planned("s3://bucket", tmp_path / "m")
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SOURCE .*: give a name that is UTF-8"):
+        planned(".", tmp_path / "m", f"--cache-dir={tmp_path}/kept")

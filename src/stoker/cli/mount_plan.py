@@ -17,7 +17,7 @@ from stoker.base.units import parse_duration_s, parse_size_bytes
 from stoker.cache.embedded import DEFAULT_CAPACITY_BYTES
 from stoker.cache.mount import device
 from stoker.cache.mount.holder import EmbeddedConfig, HolderConfig
-from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, mounted_on
+from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, is_utf8, mounted_on
 from stoker.cache.mount.state import MountSettings
 from stoker.cli.cache_options import SCHEME, parse_below, warn
 from stoker.errors import ConfigError, EnvironmentProblem
@@ -25,6 +25,8 @@ from stoker.settings import ClientTlsFiles, cache_settings
 
 BUCKET = "mount"
 _FILES = "file://"
+_TIME_MAX_S = 3650 * 86400.0
+_DIGITS_MAX = 10
 _OF_OTHERS = frozenset((
     "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
     "noexec", "async", "atime", "noatime", "relatime", "dev", "suid",
@@ -73,6 +75,9 @@ def settings_of(arguments: argparse.Namespace) -> MountSettings:
 
 def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     """What to mount on a folder. Raises ConfigError."""
+    for name, said in vars(arguments).items():
+        if isinstance(said, str):
+            _check_text(said, name.replace("_", "-"))
     config = _planned(arguments, folder)
     _check_apart(config)
     return config
@@ -82,7 +87,7 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     settings = settings_of(arguments)
     where = cache_settings()
     tls = _absolute(where.tls if arguments.ca is None else dataclasses.replace(where.tls, ca=arguments.ca))
-    kept = os.path.abspath(where.directory)
+    kept = _full(str(where.directory), "STOKER_CACHE_DIR")
     source: str = arguments.source
     base = HolderConfig(
         folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
@@ -202,12 +207,14 @@ def _embedding(base: HolderConfig, arguments: argparse.Namespace, origin_url: st
             capacity_bytes = parse_size_bytes(arguments.capacity)
         except ValueError as error:
             raise ConfigError(f"--capacity: {error}") from None
+        except OverflowError:
+            raise ConfigError(f"--capacity {arguments.capacity}: no disk is that large") from None
     directory = arguments.cache_dir
     if directory is None:
         # The next mount of the same finds it again.
         directory = cache_settings().directory / "mounts" / xxhash.xxh3_64_hexdigest(origin_url)
     embedded = EmbeddedConfig(
-        origin_url=origin_url, directory=os.path.abspath(directory), capacity_bytes=capacity_bytes,
+        origin_url=origin_url, directory=_full(str(directory), "--cache-dir"), capacity_bytes=capacity_bytes,
         ttl_s=_time(arguments.cache_ttl or "1h", "--cache-ttl"),
     )  # fmt: skip
     place = replace(base.place, token=secrets.token_hex(16))
@@ -218,7 +225,7 @@ def _origin(source: str) -> str:
     """An URL of an origin; a path is that of a folder of this machine. Raises ConfigError."""
     if "://" in source:
         return source
-    path = os.path.abspath(source)
+    path = _full(source, "SOURCE")
     if not os.path.isdir(path):
         raise ConfigError(
             f"{source} is neither an URL (stoker://BUCKET/PREFIX, s3://BUCKET/PREFIX, …) nor a folder that is there"
@@ -226,10 +233,22 @@ def _origin(source: str) -> str:
     return f"{_FILES}{quote(path)}"
 
 
+def _full(path: str, name: str) -> str:
+    found = os.path.abspath(path)
+    _check_text(found, name)
+    return found
+
+
+def _check_text(said: str, name: str) -> None:
+    """What a holder is told is JSON, which has no other bytes."""
+    if not is_utf8(said):
+        raise ConfigError(f"{name} {said!r}: give a name that is UTF-8")
+
+
 def _absolute(tls: ClientTlsFiles) -> ClientTlsFiles:
     """In the background a holder works in another folder."""
     ca, certificate, key = (
-        os.path.abspath(name) if name else "" for name in (tls.ca, tls.certificate, tls.key)
+        _full(name, "the certificate") if name else "" for name in (tls.ca, tls.certificate, tls.key)
     )
     return ClientTlsFiles(ca, certificate, key)
 
@@ -256,7 +275,7 @@ def _kept_token(folder: str, token: str) -> str:
 def _number(text: str | None, name: str, default: int) -> int:
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) >= 2**32 - 1:
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX or int(text) >= 2**32 - 1:
         raise ConfigError(f"{name} {text}: give a number")
     return int(text)
 
@@ -272,6 +291,8 @@ def _time(text: str, name: str, *, least_s: float = 0.0) -> float:
         value = parse_duration_s(text)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+    if value > _TIME_MAX_S:
+        raise ConfigError(f"{name} {text}: give at most ten years (3650d)")
     if value < least_s:
         raise ConfigError(f"{name} {text}: give at least {least_s:g}s")
     return value

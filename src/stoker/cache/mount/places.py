@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from stoker.errors import EnvironmentProblem
+from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import ClientTlsFiles, mounts_dir
 
 FILE_SYSTEM = "fuse.stoker"
@@ -220,7 +220,23 @@ def mount_of(path: str) -> MountInfo | None:
 
 def full_path(folder: str) -> str:
     """Absolute and without links, as the kernel's list has it. Looks at no more than the folder that it lies in, and
-    at links: what is mounted on it may not answer. Raises EnvironmentProblem."""
+    at links: what is mounted on it may not answer. Raises EnvironmentProblem, ConfigError."""
+    path = _without_links(folder)
+    if not is_utf8(path):  # what a holder is told, and says of itself, could not name it
+        raise ConfigError(f"{path!r}: take a folder whose path is UTF-8")
+    return path
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a name as the system has it, which may have any bytes, is text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _without_links(folder: str) -> str:
     path = os.path.abspath(folder)
     for _ in range(_LINKS_MAX):
         parent, name = os.path.split(path)
