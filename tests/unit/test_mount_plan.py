@@ -9,6 +9,7 @@ import pytest
 
 from stoker.cache.mount import places
 from stoker.cache.mount.holder import HolderConfig
+from stoker.cache.mount.places import MountPlace
 from stoker.cli.main import build_parser
 from stoker.cli.main import main as stoker
 from stoker.cli.mount_plan import plan, take_options
@@ -131,3 +132,29 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
     with pytest.raises(ConfigError, match=r"SOURCE .*: give a name that is UTF-8"):
         planned(".", tmp_path / "m", f"--cache-dir={tmp_path}/kept")
+
+
+def test_a_mount_that_fails_leaves_the_token_of_another_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was ended lazily holds the place while it goes on."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    monkeypatch.setenv("STOKER_CACHE_TOKEN", "first")
+    options = ("--endpoint=http://127.0.0.1:1", f"--cache-dir={tmp_path}/kept")
+    place = MountPlace(str(folder))
+    assert place.take()
+    try:
+        planned("stoker://b", folder, *options)
+        (token,) = place.path.glob("token*")
+        monkeypatch.setenv("STOKER_CACHE_TOKEN", "second")
+        assert stoker(["mount", "stoker://b", str(folder), *options]) != 0
+        assert "is being mounted" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match="the cache"):
+            planned("stoker://b", folder, options[0], f"--cache-dir={folder}/kept")
+        assert list(place.path.glob("token*")) == [token]
+        assert token.read_text() == "first"
+        assert token.stat().st_mode & 0o777 == 0o600
+    finally:
+        place.leave()
+    assert not place.path.exists()

@@ -25,6 +25,7 @@ from stoker.settings import ClientTlsFiles, cache_settings
 
 BUCKET = "mount"
 _FILES = "file://"
+_TOKEN = "token-"
 _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
 _OF_OTHERS = frozenset((
@@ -79,7 +80,11 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         if isinstance(said, str):
             _check_text(said, name.replace("_", "-"))
     config = _planned(arguments, folder)
-    _check_apart(config)
+    try:
+        _check_apart(config)
+    except ConfigError:
+        drop_token(config, MountPlace(folder))
+        raise
     return config
 
 
@@ -123,6 +128,15 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
     url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
     return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
+
+
+def drop_token(config: HolderConfig, place: MountPlace) -> None:
+    """Of a plan that came to nothing."""
+    if config.embedded is None or config.behind is None:
+        return
+    for path in place.path.glob(f"{_TOKEN}*"):
+        if quote(str(path)) in config.embedded.origin_url:
+            path.unlink(missing_ok=True)
 
 
 def _check_apart(config: HolderConfig) -> None:
@@ -266,8 +280,8 @@ def _kept_token(folder: str, token: str) -> str:
     """A private file with it: an URL names no secret."""
     place = MountPlace(folder)
     place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = place.path / "token"
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+    path = place.path / f"{_TOKEN}{secrets.token_hex(8)}"  # a mount that was ended may go on with its own
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(token)
     return str(path)
 
