@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from stoker import settings
-from stoker.cache.mount.places import MountPlace, full_path
-from stoker.errors import EnvironmentProblem
+from stoker.cache.mount import places
+from stoker.cache.mount.places import FILE_SYSTEM, MountPlace, full_path, mounted, mounted_on
+from stoker.errors import ConfigError, EnvironmentProblem
 
 
 def test_the_path_of_a_folder_has_no_links(tmp_path: Path) -> None:
@@ -67,3 +68,48 @@ def test_a_place_that_was_left_can_be_taken(tmp_path: Path) -> None:
     assert os.listdir(place.path) == ["log"]
     place.log_path.unlink()
     place.path.rmdir()
+
+
+def test_paths_of_mounts_have_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = tmp_path / "mountinfo"
+    lines.write_bytes(
+        b"30 1 0:41 / /a\rb rw - fuse.stoker s3://b\rc rw,user_id=0\n"
+        b"a line of three\n"
+        b"31 1 0:42 / /\xff\\040\x0b\xe2\x80\xa8 rw - fuse.stoker source rw,user_id=7\n"
+    )
+    monkeypatch.setattr(places, "_MOUNTS", str(lines))
+    assert list(mounted()) == [
+        ("/a\rb", "0:41", FILE_SYSTEM, "s3://b\rc", 0),
+        ("/\udcff \x0b\u2028", "0:42", FILE_SYSTEM, "source", 7),
+    ]
+    assert mounted_on("/a\rb") is not None
+
+
+def test_who_looks_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, another, looking = (MountPlace(str(tmp_path)) for _ in range(3))
+    place.path.mkdir(mode=0o700, parents=True)
+    (place.path / "lock").touch()  # as of a holder that was killed
+    close = os.close
+    found: list[bool] = []
+
+    def closing(fd: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        found.extend((another.is_held(), place.take(), another.is_held()))  # while somebody looks
+        close(fd)
+
+    monkeypatch.setattr(os, "close", closing)
+    assert not looking.is_held()
+    try:
+        assert found == [False, True, True]
+        assert not another.take()
+    finally:
+        place.leave()
+
+
+def test_a_folder_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for name in (folder, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="take a folder whose path is UTF-8"):
+            full_path(str(name))

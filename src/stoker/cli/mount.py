@@ -6,10 +6,12 @@ import argparse
 import os
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
 from stoker.cache.mount import device, holding
+from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.places import (
     FILE_SYSTEM,
     MountedThere,
@@ -20,7 +22,7 @@ from stoker.cache.mount.places import (
     users_of,
 )
 from stoker.cli.cache_options import print_json, warn
-from stoker.cli.mount_plan import check_folder, plan, take_options
+from stoker.cli.mount_plan import check_folder, drop_token, plan, take_options
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import notify_socket
 
@@ -134,10 +136,19 @@ def _mount(arguments: argparse.Namespace) -> int:
     folder = full_path(arguments.folder)
     check_folder(folder, may_have_files=arguments.nonempty)
     config, place = plan(arguments, folder), MountPlace(folder)
+    try:
+        return _begin(arguments, config, place)
+    except BaseException:
+        drop_token(config, place)
+        raise
+
+
+def _begin(arguments: argparse.Namespace, config: HolderConfig, place: MountPlace) -> int:
+    folder = config.folder
     if arguments.daemon:
         pid = holding.start(config, place)
         print_json({"folder": folder, "source": config.source, "pid": pid}) if arguments.json else print(
-            f"{config.source} is mounted on {folder} (process {pid}); log: {place.log_path}"
+            _shown(f"{config.source} is mounted on {folder} (process {pid}); log: {place.log_path}")
         )
         return 0
 
@@ -167,8 +178,8 @@ def _list(*, is_json: bool) -> int:
             place = MountPlace(there.folder)
             info = place.info()
             found.append({
-                "folder": there.folder,
-                "source": there.source,
+                "folder": _text(there.folder),
+                "source": _text(there.source),
                 "pid": None if info is None else info.pid,
                 "state": _state(there, place),
             })  # fmt: skip
@@ -177,10 +188,22 @@ def _list(*, is_json: bool) -> int:
         return 0
     for one in found:
         pid = "" if one["pid"] is None else f", process {one['pid']}"
-        print(f"{one['source']} on {one['folder']} ({one['state']}{pid})")
+        print(_shown(f"{one['source']} on {one['folder']} ({one['state']}{pid})"))
     if not found:
         warn("nothing is mounted")
     return 0
+
+
+def _text(path: str) -> str:
+    """A path that others have mounted something on may have any bytes: those that are no UTF-8 as `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _shown(text: str) -> str:
+    """For a terminal, which would obey control characters, and may not have all others."""
+    encoding = sys.stdout.encoding or "utf-8"
+    plain = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return plain.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _state(there: MountedThere, place: MountPlace) -> str:

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import xxhash
 from msgspec.structs import replace
@@ -18,13 +18,17 @@ from stoker.cache.embedded import DEFAULT_CAPACITY_BYTES
 from stoker.cache.mount import device
 from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.own_cache import EmbeddedConfig
-from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, mounted_on
+from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, is_utf8, mounted_on
 from stoker.cache.mount.state import MountSettings
 from stoker.cli.cache_options import SCHEME, parse_below, warn
 from stoker.errors import ConfigError, EnvironmentProblem
-from stoker.settings import cache_settings
+from stoker.settings import ClientTlsFiles, cache_settings
 
 BUCKET = "mount"
+_FILES = "file://"
+_TOKEN = "token-"
+_TIME_MAX_S = 3650 * 86400.0
+_DIGITS_MAX = 10
 _OF_OTHERS = frozenset((
     "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
     "noexec", "async", "atime", "noatime", "relatime", "dev", "suid",
@@ -77,14 +81,29 @@ def settings_of(arguments: argparse.Namespace) -> MountSettings:
 
 def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     """What to mount on a folder. Raises ConfigError."""
+    for name, said in vars(arguments).items():
+        if isinstance(said, str):
+            _check_text(said, name.replace("_", "-"))
+    config = _planned(arguments, folder)
+    try:
+        _check_apart(config)
+    except ConfigError:
+        drop_token(config, MountPlace(folder))
+        raise
+    return config
+
+
+def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     settings = settings_of(arguments)
-    where = cache_settings().trusting(arguments.ca)
+    where = cache_settings()
+    tls = _absolute(where.tls if arguments.ca is None else dataclasses.replace(where.tls, ca=arguments.ca))
+    kept = _full(str(where.directory), "STOKER_CACHE_DIR")
     source: str = arguments.source
     base = HolderConfig(
         folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
         lets_others=arguments.allow_other,
         may_skip_opens=arguments.small_files is None and not arguments.writable,
-        staging_path=str(cache_settings().directory / "staging" / MountPlace(folder).path.name),
+        staging_path=os.path.join(kept, "staging", MountPlace(folder).path.name),
     )  # fmt: skip
     if not source.startswith(SCHEME):
         return _embedding(base, arguments, _origin(source))
@@ -94,9 +113,7 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         raise ConfigError(
             f"{source}: say where its cache server is: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT"
         )
-    fleet = BucketPlace(
-        endpoint=endpoint, token=token, bucket=below.bucket, prefix=below.prefix, tls=where.tls
-    )
+    fleet = BucketPlace(endpoint=endpoint, token=token, bucket=below.bucket, prefix=below.prefix, tls=tls)
     if arguments.cache_dir is None:
         for name in ("capacity", "cache_ttl"):
             if getattr(arguments, name) is not None:
@@ -113,10 +130,49 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         )
     listed = ",".join(one.strip().partition("://")[2].rstrip("/") for one in endpoint.split(","))
     fields = [f"token_file={quote(_kept_token(folder, token))}"] if token else []
-    fields += [f"ca_file={quote(where.tls.ca)}"] if where.tls.ca else []
+    fields += [f"ca_file={quote(tls.ca)}"] if tls.ca else []
     scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
     url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
     return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
+
+
+def drop_token(config: HolderConfig, place: MountPlace) -> None:
+    """Of a plan that came to nothing."""
+    if config.embedded is None or config.behind is None:
+        return
+    for path in place.path.glob(f"{_TOKEN}*"):
+        if quote(str(path)) in config.embedded.origin_url:
+            path.unlink(missing_ok=True)
+
+
+def _check_apart(config: HolderConfig) -> None:
+    """That the mount needs nothing which lies in it: it would wait for itself."""
+    folder, embedded = config.folder, config.embedded
+    _check_outside(
+        folder, str(MountPlace(folder).path), "what is kept of a mount while it lasts", "take another folder"
+    )
+    if config.settings.is_writable:
+        _check_outside(
+            folder,
+            config.staging_path,
+            "what is written until it is put",
+            "set STOKER_CACHE_DIR to another folder",
+        )
+    if embedded is None:
+        return
+    if embedded.directory is not None:
+        _check_outside(folder, embedded.directory, "the cache", "say --cache-dir with a folder elsewhere")
+    if embedded.origin_url.startswith(_FILES):
+        origin = unquote(urlsplit(embedded.origin_url.replace("#", "%23")).path)
+        _check_outside(folder, origin, "the origin", "mount it on a folder elsewhere")
+
+
+def _check_outside(folder: str, path: str, what: str, mend: str) -> None:
+    real = os.path.realpath(path)
+    if os.path.commonpath((real, folder)) in (real, folder):
+        raise ConfigError(
+            f"{what}, {real}, and the mount on {folder} cannot lie in one another, for it would wait for itself: {mend}"
+        )
 
 
 def check_folder(folder: str, *, may_have_files: bool) -> None:
@@ -171,12 +227,14 @@ def _embedding(base: HolderConfig, arguments: argparse.Namespace, origin_url: st
             capacity_bytes = parse_size_bytes(arguments.capacity)
         except ValueError as error:
             raise ConfigError(f"--capacity: {error}") from None
+        except OverflowError:
+            raise ConfigError(f"--capacity {arguments.capacity}: no disk is that large") from None
     directory = arguments.cache_dir
     if directory is None:
         # The next mount of the same finds it again.
         directory = cache_settings().directory / "mounts" / xxhash.xxh3_64_hexdigest(origin_url)
     embedded = EmbeddedConfig(
-        origin_url=origin_url, directory=os.path.abspath(directory), capacity_bytes=capacity_bytes,
+        origin_url=origin_url, directory=_full(str(directory), "--cache-dir"), capacity_bytes=capacity_bytes,
         ttl_s=_time(arguments.cache_ttl or "1h", "--cache-ttl"),
     )  # fmt: skip
     place = replace(base.place, token=secrets.token_hex(16))
@@ -187,12 +245,32 @@ def _origin(source: str) -> str:
     """An URL of an origin; a path is that of a folder of this machine. Raises ConfigError."""
     if "://" in source:
         return source
-    path = os.path.abspath(source)
+    path = _full(source, "SOURCE")
     if not os.path.isdir(path):
         raise ConfigError(
             f"{source} is neither an URL (stoker://BUCKET/PREFIX, s3://BUCKET/PREFIX, …) nor a folder that is there"
         )
-    return f"file://{quote(path)}"
+    return f"{_FILES}{quote(path)}"
+
+
+def _full(path: str, name: str) -> str:
+    found = os.path.abspath(path)
+    _check_text(found, name)
+    return found
+
+
+def _check_text(said: str, name: str) -> None:
+    """What a holder is told is JSON, which has no other bytes."""
+    if not is_utf8(said):
+        raise ConfigError(f"{name} {said!r}: give a name that is UTF-8")
+
+
+def _absolute(tls: ClientTlsFiles) -> ClientTlsFiles:
+    """In the background a holder works in another folder."""
+    ca, certificate, key = (
+        _full(name, "the certificate") if name else "" for name in (tls.ca, tls.certificate, tls.key)
+    )
+    return ClientTlsFiles(ca, certificate, key)
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
@@ -208,8 +286,8 @@ def _kept_token(folder: str, token: str) -> str:
     """A private file with it: an URL names no secret."""
     place = MountPlace(folder)
     place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = place.path / "token"
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+    path = place.path / f"{_TOKEN}{secrets.token_hex(8)}"  # a mount that was ended may go on with its own
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(token)
     return str(path)
 
@@ -217,7 +295,7 @@ def _kept_token(folder: str, token: str) -> str:
 def _number(text: str | None, name: str, default: int) -> int:
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) >= 2**32 - 1:
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX or int(text) >= 2**32 - 1:
         raise ConfigError(f"{name} {text}: give a number")
     return int(text)
 
@@ -233,6 +311,8 @@ def _time(text: str, name: str, *, least_s: float = 0.0) -> float:
         value = parse_duration_s(text)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+    if value > _TIME_MAX_S:
+        raise ConfigError(f"{name} {text}: give at most ten years (3650d)")
     if value < least_s:
         raise ConfigError(f"{name} {text}: give at least {least_s:g}s")
     return value

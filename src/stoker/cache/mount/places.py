@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,14 +20,17 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from stoker.errors import EnvironmentProblem
+from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import ClientTlsFiles, mounts_dir
 
 FILE_SYSTEM = "fuse.stoker"
 _MOUNTS = "/proc/self/mountinfo"
 _LOG_BYTES_MAX = 16_000_000
 """It lies in memory, as all below /run does."""
+_FIELDS_MIN, _MORE_FIELDS_MIN = 5, 3
 _SOCKET_BYTES_MAX = 100
+_LOCK = struct.Struct("@hhqqi0q")
+"""A `struct flock`: kind, from where, begin, length (0: all), process (0: it belongs to the open file)."""
 _LINKS_MAX = 40
 """As many as the kernel follows."""
 
@@ -103,8 +107,8 @@ class MountPlace:
             except FileNotFoundError:
                 continue  # who held it has just left
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK))
+            except (BlockingIOError, PermissionError):  # POSIX has either
                 os.close(fd)
                 return False
             if self._is_lock(fd):
@@ -118,18 +122,17 @@ class MountPlace:
         return self._lock_path.exists()
 
     def is_held(self) -> bool:
-        """Whether a process is known to hold it."""
+        """Whether a process is known to hold it. To look is in nobody's way who takes it, or looks as well."""
         try:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
         finally:
             os.close(fd)
-        return False
+        kind, *_ = _LOCK.unpack(found)
+        return bool(kind != fcntl.F_UNLCK)
 
     def say(self, info: MountInfo) -> None:
         """For others, who it is that holds it."""
@@ -180,12 +183,19 @@ class MountPlace:
             return False
 
 
+def _lock(kind: int) -> bytes:
+    return _LOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
+
+
 def mounted() -> Iterator[MountedThere]:
     """All that is mounted, what lies on top last."""
-    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
+    # A path may have any line end but the kernel's own.
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             fields, _, more = line.partition(" - ")
             parts, rest = fields.split(" "), more.split(" ")
+            if len(parts) < _FIELDS_MIN or len(rest) < _MORE_FIELDS_MIN:
+                continue
             said = re.search(r"(?:^|,)user_id=(\d+)", rest[2])
             uid = None if said is None else int(said[1])
             yield MountedThere(_unescaped(parts[4]), parts[2], rest[0], _unescaped(rest[1]), uid)
@@ -218,7 +228,23 @@ def mount_of(path: str) -> MountInfo | None:
 
 def full_path(folder: str) -> str:
     """Absolute and without links, as the kernel's list has it. Looks at no more than the folder that it lies in, and
-    at links: what is mounted on it may not answer. Raises EnvironmentProblem."""
+    at links: what is mounted on it may not answer. Raises EnvironmentProblem, ConfigError."""
+    path = _without_links(folder)
+    if not is_utf8(path):  # what a holder is told, and says of itself, could not name it
+        raise ConfigError(f"{path!r}: take a folder whose path is UTF-8")
+    return path
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a name as the system has it, which may have any bytes, is text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _without_links(folder: str) -> str:
     path = os.path.abspath(folder)
     for _ in range(_LINKS_MAX):
         parent, name = os.path.split(path)

@@ -1,0 +1,160 @@
+"""What `stoker mount` makes of what it is told, and how it says what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.cache.mount import places
+from stoker.cache.mount.holder import HolderConfig
+from stoker.cache.mount.places import MountPlace
+from stoker.cli.main import build_parser
+from stoker.cli.main import main as stoker
+from stoker.cli.mount_plan import plan, take_options
+from stoker.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENDPOINT", "TOKEN", "CAPACITY", "CA", "CERT", "CERT_KEY"):
+        monkeypatch.delenv(f"STOKER_CACHE_{name}", raising=False)
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def planned(source: str | Path, folder: str | Path, *options: str) -> HolderConfig:
+    """What `stoker mount` would hold."""
+    arguments = build_parser().parse_args(["mount", str(source), str(folder), *options])
+    take_options(arguments)
+    return plan(arguments, str(folder))
+
+
+def test_mounts_with_any_bytes_in_their_names_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "mountinfo"
+    lines.write_bytes(b"30 1 0:41 / /\xff\r\x1b[2Jx rw - fuse.stoker \xc3\xbc rw,user_id=4294967294\n")
+    monkeypatch.setattr(places, "_MOUNTS", str(lines))
+    assert stoker(["mount"]) == 0
+    assert capsys.readouterr().out == "ü on /\\xff\\r\\x1b[2Jx (another user's)\n"
+    assert stoker(["mount", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["folder"], found["source"]) == ("/\\xff\r\x1b[2Jx", "ü")
+
+
+def test_a_mount_waits_for_nothing_that_lies_in_it(tmp_path: Path) -> None:
+    for name in ("m", "origin/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("m")
+    origin, folder, own = tmp_path / "origin", tmp_path / "m", tmp_path / "cache"
+    for source, there, options, words in (
+        (origin, folder, (f"--cache-dir={folder}/cache",), "the cache, .*/m/cache, .*say --cache-dir"),
+        (origin, folder, (f"--cache-dir={tmp_path}/link/a/b",), "the cache, .*/m/a/b, "),
+        (origin, folder, (f"--cache-dir={tmp_path}",), "the cache, "),
+        ("s3://bucket", tmp_path, (), "the cache, "),
+        (
+            "s3://bucket",
+            own,
+            ("--writable", f"--cache-dir={tmp_path}/kept"),
+            "what is written .*STOKER_CACHE_DIR",
+        ),
+        (origin, origin, (), "the origin, .*mount it on a folder elsewhere"),
+        (origin, origin / "deep", (), "the origin, "),
+        ("/", folder, (), "the origin, "),
+        (f"file://{tmp_path}/%6Drigin/../link/x", folder, (), "the origin, "),
+        ("s3://bucket", "/", ("--cache-ttl=1s",), "what is kept of a mount"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            planned(source, there, *options)
+    for source, there, options in (
+        (origin, folder, (f"--cache-dir={folder}-cache",)),
+        (origin, tmp_path / "origin 2", ("--writable",)),
+        ("s3://bucket/", own, (f"--cache-dir={tmp_path}/kept",)),
+    ):
+        assert planned(source, there, *options).folder == str(there)
+
+
+@pytest.mark.parametrize("way", ["option", "fstab", "environment"])
+def test_paths_are_where_the_command_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The holder in the background works elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_CACHE_DIR", "kept")
+    monkeypatch.setenv("STOKER_CACHE_CERT", "certificates/mine.pem")
+    monkeypatch.setenv("STOKER_CACHE_CERT_KEY", "certificates/mine.key")
+    if way == "environment":
+        monkeypatch.setenv("STOKER_CACHE_CA", "certificates/ca.pem")
+    options = {"option": ["--ca", "certificates/ca.pem"], "fstab": ["-o", "ca=certificates/ca.pem"]}.get(
+        way, []
+    )
+    fleet = planned("stoker://b", tmp_path / "m", "--endpoint=https://host:1", *options)
+    assert fleet.place.tls.names == tuple(
+        f"{tmp_path}/certificates/{name}" for name in ("ca.pem", "mine.pem", "mine.key")
+    )
+    assert Path(fleet.staging_path).parent == tmp_path / "kept" / "staging"
+    near = planned("stoker://b", tmp_path / "m", "--endpoint=https://host:1", "--cache-dir=near", *options)
+    assert near.embedded is not None
+    assert near.embedded.directory == f"{tmp_path}/near"
+    assert near.embedded.origin_url == f"stoker+https://host:1/b?ca_file={tmp_path}/certificates/ca.pem"
+    plain = planned("stoker://b", tmp_path / "m", "--endpoint=http://host:1")
+    assert plain.place.tls.ca == ("" if way != "environment" else f"{tmp_path}/certificates/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--cache-dir=/tmp/\udcff",), "cache-dir .*: give a name that is UTF-8"),
+        (("-o", "cache_dir=/tmp/\udcff"), "cache-dir .*: give a name that is UTF-8"),
+        ((f"--ttl={'9' * 400}",), "--ttl .*: give at most ten years"),
+        (("--timeout=3651d",), "--timeout 3651d: give at most ten years"),
+        ((f"--cache-ttl={'9' * 400}d",), "--cache-ttl .*: give at most ten years"),
+        ((f"--capacity={'9' * 400}",), "--capacity .*: no disk is that large"),
+        ((f"--uid={'9' * 5000}",), "--uid .*: give a number"),
+    ],
+)
+def test_what_nobody_can_mean_is_said(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        planned("s3://bucket", tmp_path / "m", *options)
+    assert planned("s3://bucket", tmp_path / "m", "--ttl=3650d").settings.ttl_s == 315_360_000
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "\udcff"
+    source.mkdir()
+    with pytest.raises(ConfigError, match=r"source .*: give a name that is UTF-8"):
+        planned(source, tmp_path / "m")
+    monkeypatch.chdir(source)
+    monkeypatch.setenv("STOKER_CACHE_DIR", "kept")
+    with pytest.raises(ConfigError, match=r"STOKER_CACHE_DIR .*: give a name that is UTF-8"):
+        planned("s3://bucket", tmp_path / "m")
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SOURCE .*: give a name that is UTF-8"):
+        planned(".", tmp_path / "m", f"--cache-dir={tmp_path}/kept")
+
+
+def test_a_mount_that_fails_leaves_the_token_of_another_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was ended lazily holds the place while it goes on."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    monkeypatch.setenv("STOKER_CACHE_TOKEN", "first")
+    options = ("--endpoint=http://127.0.0.1:1", f"--cache-dir={tmp_path}/kept")
+    place = MountPlace(str(folder))
+    assert place.take()
+    try:
+        planned("stoker://b", folder, *options)
+        (token,) = place.path.glob("token*")
+        monkeypatch.setenv("STOKER_CACHE_TOKEN", "second")
+        assert stoker(["mount", "stoker://b", str(folder), *options]) != 0
+        assert "is being mounted" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match="the cache"):
+            planned("stoker://b", folder, options[0], f"--cache-dir={folder}/kept")
+        assert list(place.path.glob("token*")) == [token]
+        assert token.read_text() == "first"
+        assert token.stat().st_mode & 0o777 == 0o600
+    finally:
+        place.leave()
+    assert not place.path.exists()
