@@ -167,6 +167,16 @@ def test_reads_go_on_without_one_and_again_after_all_were_gone(
         assert seen(mount, names) == sums(origin, names)
 
 
+def test_a_server_that_falls_silent_costs_nobody_an_error(
+    origin: SlowOrigin, fleet: SteadyFleet, tmp_path: Path
+) -> None:
+    names = [*SMALL, "big/00"]
+    with mounted(tmp_path / "m", "stoker://b", *fleet.at(), "--timeout=10s", cache=False) as mount:
+        assert seen(mount, SMALL[:1]) == sums(origin, SMALL[:1])
+        stop(psutil.Process(fleet.servers[fleet.owner(SMALL[1])].child.pid))
+        assert seen(mount, names) == sums(origin, names)
+
+
 @pytest.mark.parametrize("is_near", [False, True])
 def test_a_refresh_reaches_every_server(
     origin: SlowOrigin, fleet: SteadyFleet, tmp_path: Path, *, is_near: bool
