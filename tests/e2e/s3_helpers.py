@@ -46,12 +46,14 @@ class Asked(NamedTuple):
 
 
 class CountingProxy(QuietServer):
-    """Hands requests on as they are, headers and all, so that what is signed stays signed."""
+    """Hands requests on as they are, headers and all, so that what is signed stays signed. `sent_bytes`: of bodies, by
+    key."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(_Relay)
         self.endpoint = urlsplit(endpoint)
         self.asked: list[Asked] = []
+        self.sent_bytes: Counter[str] = Counter()
 
     @property
     def counted(self) -> Counter[str]:
@@ -84,6 +86,8 @@ class _Relay(QuietHandler):
             self.send_header("Content-Length", length or "0")
             self.end_headers()
             self.wfile.write(body)
+        if "list-type" not in parts.query and answer.status < 300:
+            self.server.sent_bytes[key] += len(body)
 
 
 class ManyKeys(QuietServer):
