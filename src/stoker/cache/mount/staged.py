@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stoker.cache.mount.questions import Effect
@@ -20,7 +20,7 @@ class Staged:
     `process`: who opened it for writing; `revision`: how often it was changed, `put_revision`: what the origin has of
     that, while `is_putting` it is being told more. `handles`: how many have it open for writing. `is_new`: there was
     nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed,
-    so that it is not whole, or was told that it cannot be put.
+    so that it is not whole, or was told that it cannot be put. `is_ended`: nothing more comes of it.
     """
 
     stage: int
@@ -35,10 +35,9 @@ class Staged:
     is_removed: bool = False
     is_abandoned: bool = False
     is_putting: bool = False
+    is_ended: bool = False
     waiting: list[int] = field(default_factory=list)
     """Requests that are answered when the origin has it."""
-    then: list[Then] = field(default_factory=list)
-    """What waits for the origin to have been told."""
     superseded: list[int] = field(default_factory=list)
     """Files that it lay in before, which are still being read."""
 
@@ -53,6 +52,29 @@ class Staged:
             handle, self.stage, self.node, self.path, self.process, self.size_bytes, self.revision, self.put_revision,
             self.is_new, self.is_removed, self.is_abandoned,
         )  # fmt: skip
+
+
+class Busy:
+    """Paths of which the origin is being told something: each by one at a time, or what was told last might not be what
+    is done last."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Then]] = {}
+
+    def take(self, paths: Iterable[str], again: Then) -> bool:
+        """All of them, until they are left. Where one is taken: none, and `again` is done when that is left."""
+        wanted = set(paths)
+        for path in sorted(wanted):
+            if path in self._waiting:
+                self._waiting[path].append(again)
+                return False
+        self._waiting.update((path, []) for path in wanted)
+        return True
+
+    def leave(self, paths: Iterable[str], now: float) -> list[Effect]:
+        """Who waits goes on, in the order in which they came."""
+        waiting = [then for path in sorted(set(paths)) for then in self._waiting.pop(path)]
+        return [effect for then in waiting for effect in then(now)]
 
 
 class StagedFiles:
@@ -132,6 +154,7 @@ class StagedFiles:
 
     def end(self, staged: Staged) -> None:
         """It is written, or given up."""
+        staged.is_ended = True
         self._staged.pop(staged.stage, None)
         self.forget_path(staged)
         if self._nodes.get(staged.node) is staged:

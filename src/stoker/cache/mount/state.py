@@ -15,7 +15,7 @@ from stoker.cache.mount.questions import Effect, Find, Remember, Reply, Tell
 from stoker.cache.mount.records import LookedUp, Record, packed
 from stoker.cache.mount.requests import Init
 from stoker.cache.mount.source_port import Found
-from stoker.cache.mount.staged import StagedFiles
+from stoker.cache.mount.staged import Busy, StagedFiles
 from stoker.cache.mount.waiting import Waiting
 
 _SETTLED_S = 10 * 365 * 86400.0
@@ -58,6 +58,7 @@ class MountState:
         self.known = Known(settings.ttl_s, settings.absent_ttl_s, settings.known_max)
         self.waiting = Waiting(settings.timeout_s)
         self.staged = StagedFiles()
+        self.busy = Busy()
         self._is_letting_go = False
         self.started_ns = 0
         self.wall_offset_ns = 0

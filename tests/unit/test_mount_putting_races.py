@@ -1,0 +1,125 @@
+"""Files that are written through a mount while something else happens to them: another one takes the name, one of those
+who have it open ends, the daemon ends."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+from stoker.cache.mount.questions import Put, Remove, Rename
+from stoker.cache.mount.requests import ROOT, Opcode
+from stoker.cache.mount.waiting import Failed
+from tests.mount.kernel import unpacked_entry
+from tests.unit.test_mount_putting import TRUNCATE, WRITE_ONLY, WRITER, Writers, found
+
+
+def test_what_is_put_under_a_name_that_another_file_takes_is_put_before_that_one() -> None:
+    mount = Writers()
+    first, first_handle = mount.create("t1")
+    mount.write(first, first_handle, b"old")
+    mount.rename("t1", "final")
+    old_close = mount.close(first, first_handle)
+    (old,) = mount.puts()
+    second, second_handle = mount.create("t2")
+    mount.write(second, second_handle, b"newer")
+    rename = mount.rename("t2", "final")
+    close = mount.close(second, second_handle)
+    assert mount.code(rename) is None
+    temporary = next(put for put in mount.puts() if put != old)
+    assert temporary.path == "t2", "the name is another file's yet"
+    mount.answer(old, found(3))
+    assert mount.code(old_close) == 0
+    mount.answer(temporary, found(5))
+    mount.answer(Rename("t2", "final", True), (found(5), found(5, "v2")))
+    assert (mount.code(rename), mount.code(close)) == (0, 0)
+    for node, handle in ((first, first_handle), (second, second_handle)):
+        mount.release(node, handle)
+    assert not [question for question in mount.asked if isinstance(question, Remove | Put)]
+    assert mount.core.state.known.get("final", mount.now)[1] == found(5, "v2")
+
+
+def test_an_open_file_that_is_renamed_over_what_is_being_put_waits_for_that() -> None:
+    mount = Writers()
+    first, first_handle = mount.create("t1")
+    mount.write(first, first_handle, b"old")
+    mount.rename("t1", "final")
+    mount.close(first, first_handle)
+    (old,) = mount.puts()
+    second, second_handle = mount.create("t2")
+    mount.write(second, second_handle, b"newer")
+    rename = mount.rename("t2", "final")
+    assert mount.code(rename) is None
+    mount.answer(old, found(3))
+    assert mount.code(rename) == 0
+    close = mount.close(second, second_handle)
+    (new,) = mount.puts()
+    assert new.path == "final"
+    mount.release(first, first_handle)
+    mount.answer(new, found(5, "v2"))
+    mount.release(second, second_handle)
+    assert mount.code(close) == 0
+    assert Remove("final") not in mount.asked
+    assert len(mount.core.state.staged) == 0
+
+
+def test_what_is_closed_while_it_is_being_removed_stays_removed() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    unlink = mount.unlink("a")
+    close = mount.close(node, handle)
+    assert not mount.puts()
+    mount.answer(Remove("a"), None)
+    assert (mount.code(unlink), mount.code(close)) == (0, 0)
+    mount.release(node, handle)
+    assert not mount.puts()
+    assert len(mount.core.state.staged) == 0
+
+
+def test_what_could_not_be_removed_is_put_then() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    unlink = mount.unlink("a")
+    close = mount.close(node, handle)
+    mount.answer(Remove("a"), Failed(errno.EACCES))
+    assert mount.code(unlink) == errno.EACCES
+    (put,) = mount.puts()
+    mount.answer(put, found(1))
+    assert mount.code(close) == 0
+
+
+def test_what_is_closed_while_another_is_renamed_over_it_is_not_put() -> None:
+    mount = Writers()
+    node, handle = opened(mount, "to")
+    mount.release(node, handle)
+    (put,) = mount.puts()
+    mount.answer(put, found(0, "v1"))
+    rename = mount.rename("from", "to")
+    node, handle = opened(mount, "to")
+    mount.write(node, handle, b"x")
+    close = mount.close(node, handle)
+    mount.release(node, handle)
+    assert not mount.puts()
+    mount.answer(Rename("from", "to", True), (found(9), found(9, "v2")))
+    assert (mount.code(rename), mount.code(close)) == (0, 0)
+    assert not [question for question in mount.asked if isinstance(question, Put | Remove)]
+
+
+def looked_up(mount: Writers, name: str, size_bytes: int = 9, version: str = "v1") -> int:
+    """The node of a file that is at the origin."""
+    mount.core.state.known.put(name, found(size_bytes, version), mount.now)
+    return unpacked_entry(mount.said[mount.ask(Opcode.LOOKUP, ROOT, name.encode() + b"\0")][1]).node
+
+
+def opened(mount: Writers, name: str, *, pid: int = WRITER) -> tuple[int, int]:
+    """Node and handle of a file that is at the origin, and written anew."""
+    node = looked_up(mount, name)
+    return node, opened_node(mount, node, WRITE_ONLY | TRUNCATE, pid=pid)
+
+
+def opened_node(mount: Writers, node: int, flags: int = WRITE_ONLY, *, pid: int = WRITER) -> int:
+    """The handle."""
+    code, said = mount.said[mount.ask(Opcode.OPEN, node, struct.pack("=II", flags, 0), pid=pid)]
+    assert code == 0
+    return int(struct.unpack_from("=Q", said)[0])
