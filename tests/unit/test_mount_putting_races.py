@@ -6,11 +6,11 @@ from __future__ import annotations
 import errno
 import struct
 
-from stoker.cache.mount.questions import Put, Remove, Rename
+from stoker.cache.mount.questions import Put, Remove, Rename, StageKeep
 from stoker.cache.mount.requests import ROOT, Opcode
 from stoker.cache.mount.waiting import Failed
 from tests.mount.kernel import unpacked_entry
-from tests.unit.test_mount_putting import TRUNCATE, WRITE_ONLY, WRITER, Writers, found
+from tests.unit.test_mount_putting import OTHER, TRUNCATE, WRITE_ONLY, WRITER, Writers, found
 
 
 def test_what_is_put_under_a_name_that_another_file_takes_is_put_before_that_one() -> None:
@@ -104,6 +104,62 @@ def test_what_is_closed_while_another_is_renamed_over_it_is_not_put() -> None:
     mount.answer(Rename("from", "to", True), (found(9), found(9, "v2")))
     assert (mount.code(rename), mount.code(close)) == (0, 0)
     assert not [question for question in mount.asked if isinstance(question, Put | Remove)]
+
+
+def test_what_is_written_after_a_failure_is_put_when_all_have_closed_it() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    close = mount.close(node, handle)
+    (put,) = mount.puts()
+    mount.answer(put, Failed(errno.EIO))
+    assert mount.code(close) == errno.EIO
+    mount.write(node, handle, b"y" * 100)
+    assert mount.code(mount.close(node, handle, pid=OTHER)) == 0
+    mount.release(node, handle)
+    (again,) = mount.puts()
+    mount.answer(again, found(100))
+    assert not [question for question in mount.asked if isinstance(question, StageKeep)]
+
+
+def test_what_a_killed_process_left_is_not_made_whole_by_who_writes_on() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    mount.close(node, handle, pid=-WRITER)
+    mount.write(node, handle, b"y")
+    mount.restart()
+    mount.write(node, handle, b"z")
+    mount.release(node, handle)
+    assert not mount.puts()
+    assert [question.path for question in mount.asked if isinstance(question, StageKeep)] == ["a"]
+
+
+def test_a_put_that_fails_over_what_is_written_meanwhile_is_begun_again() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    close = mount.close(node, handle)
+    (put,) = mount.puts()
+    mount.write(node, handle, b"y")
+    mount.answer(put, Failed(errno.EIO))
+    assert mount.code(close) is None
+    (again,) = mount.puts()
+    mount.answer(again, Failed(errno.EIO))
+    assert mount.code(close) == errno.EIO, "nobody has written meanwhile"
+
+
+def test_a_failure_that_was_told_is_known_to_the_next_daemon() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    mount.close(node, handle)
+    (put,) = mount.puts()
+    mount.answer(put, Failed(errno.ENOSPC))
+    mount.restart()
+    mount.release(node, handle)
+    assert not mount.puts()
+    assert [question.path for question in mount.asked if isinstance(question, StageKeep)] == ["a"]
 
 
 def looked_up(mount: Writers, name: str, size_bytes: int = 9, version: str = "v1") -> int:

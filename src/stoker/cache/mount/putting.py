@@ -26,7 +26,7 @@ class Putting:
         """A request waits until the origin has it as it is."""
         if staged.is_put or staged.is_removed:
             return [done(unique)]
-        staged.is_abandoned = False
+        staged.is_abandoned = staged.is_killed = False
         staged.waiting.append(unique)
         return self._begin(staged, now)
 
@@ -83,10 +83,14 @@ class Putting:
         for stage in staged.superseded:
             effects += self._state.waiting.ask_alone(StageDrop(stage), now)
         staged.superseded = []
+        if isinstance(answer, Failed) and staged.revision != revision and self._is_wanted(staged):
+            # It was written to meanwhile: that may be all there was to it.
+            return effects + self._ask(staged, now)
         if isinstance(answer, Failed):
-            effects += [refused(unique, answer.code) for unique in staged.waiting]
             # Who was told that it failed is not to find it done by what is tried when all have closed it.
             staged.is_abandoned = staged.is_abandoned or bool(staged.waiting)
+            effects.append(remembered(self._state.staged.records_of(staged)))
+            effects += [refused(unique, answer.code) for unique in staged.waiting]
             staged.waiting = []
             effects += [] if staged.handles else self._end(staged, now)
         else:

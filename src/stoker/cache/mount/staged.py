@@ -19,8 +19,8 @@ class Staged:
 
     `process`: who opened it for writing; `revision`: how often it was changed, `put_revision`: what the origin has of
     that, while `is_putting` it is being told more. `handles`: how many have it open for writing. `is_new`: there was
-    nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed,
-    so that it is not whole, or was told that it cannot be put. `is_ended`: nothing more comes of it.
+    nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed
+    (`is_killed`), so that it is not whole, or was told that it cannot be put. `is_ended`: nothing more comes of it.
     """
 
     stage: int
@@ -34,6 +34,7 @@ class Staged:
     is_new: bool = False
     is_removed: bool = False
     is_abandoned: bool = False
+    is_killed: bool = False
     is_putting: bool = False
     is_ended: bool = False
     waiting: list[int] = field(default_factory=list)
@@ -47,9 +48,10 @@ class Staged:
         return self.put_revision == self.revision
 
     def record(self, handle: int) -> FileStaged:
-        """For the next daemon."""
+        """For the next daemon. Its process is below 0 where it was killed, as in a request."""
+        process = -self.process if self.is_killed else self.process
         return FileStaged(
-            handle, self.stage, self.node, self.path, self.process, self.size_bytes, self.revision, self.put_revision,
+            handle, self.stage, self.node, self.path, process, self.size_bytes, self.revision, self.put_revision,
             self.is_new, self.is_removed, self.is_abandoned,
         )  # fmt: skip
 
@@ -181,15 +183,18 @@ class StagedFiles:
             staged = before
             self.restage(staged, record.stage)
         if staged is None:
-            staged = self.add(record.stage, record.node, record.path, record.process, is_new=record.is_new)
+            staged = self.add(
+                record.stage, record.node, record.path, abs(record.process), is_new=record.is_new
+            )
         if staged.path != record.path:
             self.move(staged, record.path)
         staged.process, staged.size_bytes, staged.revision = (
-            record.process,
+            abs(record.process),
             record.size_bytes,
             record.revision,
         )
         staged.put_revision, staged.is_abandoned = record.put_revision, record.is_abandoned
+        staged.is_killed = record.process < 0
         if record.is_removed:
             staged.is_removed = True
             self.forget_path(staged)

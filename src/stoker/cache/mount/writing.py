@@ -91,7 +91,7 @@ class WritingFiles:
                 if found.stage != stage:
                     state.staged.restage(found, stage)
                 found.size_bytes, found.revision, found.process = 0, found.revision + 1, header.pid
-                found.is_abandoned = False
+                found.is_abandoned = found.is_killed = False
             handle, effects = self._open(unique, node, found)
             return [*effects, done(unique, answers.opened(handle, 0))]
 
@@ -158,7 +158,7 @@ class WritingFiles:
         if staged is None or abs(header.pid) != staged.process:
             return [done(header.unique)]
         if header.pid < 0 and not staged.is_put:
-            staged.is_abandoned = True
+            staged.is_abandoned = staged.is_killed = True
             records = self._state.staged.records_of(staged)
             return [remembered(records), done(header.unique)]
         return self._putting.put(header.unique, staged, now) if staged.size_bytes else [done(header.unique)]
@@ -183,6 +183,8 @@ class WritingFiles:
 
     def _changed(self, staged: Staged, size_bytes: int, handle: int, now: float) -> Effect:
         staged.size_bytes, staged.revision = size_bytes, staged.revision + 1
+        # Who goes on after a failure wants it tried again. What is not whole does not become so.
+        staged.is_abandoned = staged.is_killed
         node = self._state.nodes.get(staged.node)
         if node is not None:
             node.size_bytes, node.modified_ns = size_bytes, self._state.wall_ns(now)
