@@ -162,8 +162,50 @@ def test_a_failure_that_was_told_is_known_to_the_next_daemon() -> None:
     assert [question.path for question in mount.asked if isinstance(question, StageKeep)] == ["a"]
 
 
+def test_a_file_whose_writer_was_killed_looks_as_it_did_before() -> None:
+    for restarts in (False, True):
+        mount = Writers()
+        node, handle = opened(mount, "a")
+        before = mount.core.state.nodes.get(node)
+        assert before is not None
+        mount.write(node, handle, b"x" * 500)
+        if restarts:
+            mount.log = b"".join(mount.core.snapshot())
+            mount.restart()
+        assert attributes(mount, node) == (500, 0)
+        mount.close(node, handle, pid=-WRITER)
+        mount.release(node, handle)
+        assert looked_up(mount, "a") == node
+        size_bytes, valid_s = attributes(mount, node)
+        assert (size_bytes, valid_s > 0) == (9, True)
+        again = mount.core.state.nodes.get(node)
+        assert again is not None
+        assert again.modified_ns == 10**9
+
+
+def test_what_was_put_long_ago_is_settled_for_the_next_daemon() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    mount.close(node, handle)
+    (put,) = mount.puts()
+    mount.answer(put, found(1))
+    mount.release(node, handle)
+    mount.restart()
+    size_bytes, valid_s = attributes(mount, node)
+    assert (size_bytes, valid_s > 0) == (1, True)
+
+
+def attributes(mount: Writers, node: int) -> tuple[int, int]:
+    """Its bytes, and for how many seconds they are so."""
+    said = mount.said[mount.ask(Opcode.GETATTR, node, bytes(16))][1]
+    valid_s, _, _, _, size_bytes = struct.unpack_from("=QIIQQ", said)
+    return size_bytes, valid_s
+
+
 def looked_up(mount: Writers, name: str, size_bytes: int = 9, version: str = "v1") -> int:
     """The node of a file that is at the origin."""
+    mount.now += 1
     mount.core.state.known.put(name, found(size_bytes, version), mount.now)
     return unpacked_entry(mount.said[mount.ask(Opcode.LOOKUP, ROOT, name.encode() + b"\0")][1]).node
 

@@ -110,6 +110,7 @@ class Putting:
         node = state.nodes.get(staged.node)
         if node is not None and staged.is_put:
             node.version, node.modified_ns = found.version, round(found.modified_s * 1e9) or node.modified_ns
+            staged.before = node.size_bytes, node.modified_ns
             news.append(node.named())
         # After the node's: one that is written is not settled.
         news += state.staged.records_of(staged)
@@ -120,10 +121,8 @@ class Putting:
         """What could not be put stays where it lies; whoever looks after this machine is told."""
         state = self._state
         state.staged.end(staged)
-        node = state.nodes.get(staged.node)
+        state.settle(staged)
         effects: list[Effect] = [Remember(packed(FileStaged(0, staged.stage, 0, "", 0, 0, 0, NEVER)))]
-        if node is not None:
-            node.is_settled = True
         if staged.is_put:
             return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]
         # What the kernel keeps of it is not what is there.

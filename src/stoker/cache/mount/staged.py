@@ -41,6 +41,9 @@ class Staged:
     """Requests that are answered when the origin has it."""
     superseded: list[int] = field(default_factory=list)
     """Files that it lay in before, which are still being read."""
+    before: tuple[int, int] | None = None
+    """Bytes and time (nanoseconds since 1970) of the version that its node is of: again, if what is written comes to
+    nothing."""
 
     @property
     def is_put(self) -> bool:
@@ -99,6 +102,10 @@ class StagedFiles:
     def at(self, path: str) -> Staged | None:
         """What is being written under a path."""
         return self._paths.get(path)
+
+    def get(self, stage: int) -> Staged | None:
+        """What lies there."""
+        return self._staged.get(stage)
 
     def of_node(self, node: int) -> Staged | None:
         """What is being written as a node, whatever it is called by now."""

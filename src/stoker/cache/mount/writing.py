@@ -175,7 +175,7 @@ class WritingFiles:
 
     def _open(self, unique: int, node: Node, staged: Staged) -> tuple[int, list[Effect]]:
         state, request = self._state, unique & ~RESENT
-        node.is_settled, node.size_bytes = False, staged.size_bytes
+        state.is_written(staged)
         handle = state.handles.open_file(node.number, 0, request=request)
         state.staged.open(handle, staged)
         news: list[Record] = [FileOpened(handle, node.number, 0, request), *state.staged.records_of(staged)]
