@@ -6,8 +6,9 @@ from __future__ import annotations
 import errno
 import struct
 
-from stoker.cache.mount.questions import Put, Remove, Rename, StageKeep
+from stoker.cache.mount.questions import List, Put, Remove, Rename, StageKeep
 from stoker.cache.mount.requests import ROOT, Opcode
+from stoker.cache.mount.source_port import Page
 from stoker.cache.mount.waiting import Failed
 from tests.mount.kernel import unpacked_entry
 from tests.unit.test_mount_putting import OTHER, TRUNCATE, WRITE_ONLY, WRITER, Writers, found
@@ -201,6 +202,32 @@ def attributes(mount: Writers, node: int) -> tuple[int, int]:
     said = mount.said[mount.ask(Opcode.GETATTR, node, bytes(16))][1]
     valid_s, _, _, _, size_bytes = struct.unpack_from("=QIIQQ", said)
     return size_bytes, valid_s
+
+
+def test_a_list_gives_no_other_node_for_what_is_being_written() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    mount.sync(node, handle)
+    (put,) = mount.puts()
+    mount.answer(put, found(1))
+    opening = mount.ask(Opcode.OPENDIR, ROOT, struct.pack("=II", 0, 0))
+    (folder,) = struct.unpack_from("=Q", mount.said[opening][1])
+    page = Page([("a", found(1)), ("b", found(2))], None)
+    for opcode, entry_bytes in ((Opcode.READDIRPLUS, 128), (Opcode.READDIR, 0)):
+        reading = mount.ask(opcode, ROOT, struct.pack("=QQIIQII", folder, 0, 4096, 0, 0, 0, 0))
+        (listing,) = [question for question in mount.asked if isinstance(question, List)]
+        mount.answer(listing, page)
+        entries, at = {}, 0
+        body = mount.said[reading][1]
+        while at < len(body):
+            inode, _, length, _ = struct.unpack_from("=QQII", body, at + entry_bytes)
+            name = body[at + entry_bytes + 24 :][:length]
+            entries[name] = inode, unpacked_entry(body[at:]).node if entry_bytes else 0
+            at += entry_bytes + (24 + length + 7) // 8 * 8
+        assert entries[b"a"] == (node, 0)
+        assert (entries[b"b"][1] != 0) == (entry_bytes > 0)
+    assert unpacked_entry(mount.said[mount.ask(Opcode.LOOKUP, ROOT, b"a\0")][1]).node == node
 
 
 def looked_up(mount: Writers, name: str, size_bytes: int = 9, version: str = "v1") -> int:
