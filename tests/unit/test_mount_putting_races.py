@@ -6,11 +6,11 @@ from __future__ import annotations
 import errno
 import struct
 
-from stoker.cache.mount.questions import List, Put, Remove, Rename, StageKeep
-from stoker.cache.mount.requests import ROOT, Opcode
+from stoker.cache.mount.questions import List, Put, Remove, Rename, Stage, StageKeep, StageSize
+from stoker.cache.mount.requests import ROOT, Opcode, parse
 from stoker.cache.mount.source_port import Page
 from stoker.cache.mount.waiting import Failed
-from tests.mount.kernel import unpacked_entry
+from tests.mount.kernel import interrupt, unpacked_entry
 from tests.unit.test_mount_putting import OTHER, TRUNCATE, WRITE_ONLY, WRITER, Writers, found
 
 
@@ -228,6 +228,58 @@ def test_a_list_gives_no_other_node_for_what_is_being_written() -> None:
         assert entries[b"a"] == (node, 0)
         assert (entries[b"b"][1] != 0) == (entry_bytes > 0)
     assert unpacked_entry(mount.said[mount.ask(Opcode.LOOKUP, ROOT, b"a\0")][1]).node == node
+
+
+def test_a_signal_ends_no_write() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.is_slow = True
+    write = mount.ask(Opcode.WRITE, node, writing(handle, b"x"))
+    mount.carry_out(mount.core.step(parse(interrupt(write)), mount.now))
+    assert mount.code(write) is None
+    (stage,) = [question for question in mount.asked if isinstance(question, Stage)]
+    mount.answer(stage, None)
+    assert mount.code(write) == 0
+    mount.close(node, handle)
+    assert len(mount.puts()) == 1
+
+
+def test_what_is_written_while_a_put_fails_over_it_is_no_failure() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x")
+    close = mount.close(node, handle)
+    (put,) = mount.puts()
+    mount.is_slow = True
+    mount.ask(Opcode.WRITE, node, writing(handle, b"y"))
+    mount.answer(put, Failed(errno.EIO))
+    assert mount.code(close) is None
+    assert len(mount.puts()) == 1
+
+
+def test_what_is_written_to_a_file_that_is_emptied_meanwhile_is_in_it() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x" * 100)
+    mount.is_slow = True
+    write = mount.ask(Opcode.WRITE, node, writing(handle, b"yy"))
+    (before,) = [question for question in mount.asked if isinstance(question, Stage)]
+    opening = mount.ask(Opcode.OPEN, node, struct.pack("=II", WRITE_ONLY | TRUNCATE, 0), pid=OTHER)
+    (emptied,) = [question for question in mount.asked if isinstance(question, StageSize)]
+    assert emptied.stage != before.stage
+    mount.answer(emptied, None)
+    assert mount.code(opening) == 0
+    mount.answer(before, Failed(errno.ENOENT))
+    assert mount.code(write) is None
+    (after,) = [question for question in mount.asked if isinstance(question, Stage)]
+    assert (after.stage, after.data) == (emptied.stage, b"yy")
+    mount.answer(after, None)
+    assert mount.code(write) == 0
+    assert attributes(mount, node)[0] == 2
+
+
+def writing(handle: int, data: bytes) -> bytes:
+    return struct.pack("=QQIIQII", handle, 0, len(data), 0, 0, 0, 0) + data
 
 
 def looked_up(mount: Writers, name: str, size_bytes: int = 9, version: str = "v1") -> int:

@@ -43,6 +43,12 @@ class Putting:
         self._state.staged.close_all()
         return [effect for staged in self._state.staged.all() for effect in self.finish(staged, now)]
 
+    def drop_superseded(self, staged: Staged, now: float) -> list[Effect]:
+        """Nobody reads where it lay before."""
+        superseded, staged.superseded = staged.superseded, []
+        drops = (self._state.waiting.ask_alone(StageDrop(stage), now) for stage in superseded)
+        return [effect for drop in drops for effect in drop]
+
     def _begin(self, staged: Staged, now: float) -> list[Effect]:
         """As soon as the origin is told nothing else of that name."""
         if staged.is_putting or not self._state.busy.take([staged.path], lambda at: self._go_on(staged, at)):
@@ -79,10 +85,7 @@ class Putting:
 
     def _ended(self, staged: Staged, revision: int, answer: object, now: float) -> list[Effect]:
         path = staged.path
-        effects: list[Effect] = []
-        for stage in staged.superseded:
-            effects += self._state.waiting.ask_alone(StageDrop(stage), now)
-        staged.superseded = []
+        effects = self.drop_superseded(staged, now)
         if isinstance(answer, Failed) and staged.revision != revision and self._is_wanted(staged):
             # It was written to meanwhile: that may be all there was to it.
             return effects + self._ask(staged, now)
