@@ -48,6 +48,8 @@ class Writers:
         self.unique = 0
         self.asked: dict[Question, int] = {}
         self.said: dict[int, tuple[int, bytes]] = {}
+        self.is_slow = False
+        """What is staged needs an answer as well."""
         self.carry_out(self.core.begin(10**18, self.now))
         self.ask(Opcode.INIT, 0, init().body)
 
@@ -62,7 +64,12 @@ class Writers:
                 _, code, unique = struct.unpack_from("=IiQ", data)
                 self.said[unique] = -code, data[16:]
             elif isinstance(effect, Ask):
-                if isinstance(effect.question, Stage | StageSize | StageRead | StageDrop | StageKeep | Tell):
+                is_slow = self.is_slow and isinstance(effect.question, Stage | StageSize | StageRead)
+                if is_slow:
+                    self.asked[effect.question] = effect.number
+                elif isinstance(
+                    effect.question, Stage | StageSize | StageRead | StageDrop | StageKeep | Tell
+                ):
                     answer = b"bytes" if isinstance(effect.question, StageRead) else None
                     left.extend(self.core.answered(effect.number, answer, self.now))
                 if not isinstance(effect.question, Stage | StageSize | StageRead | Tell):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Iterator
 
+from msgspec import structs
+
 from stoker.cache.mount import answers
 from stoker.cache.mount.files import Files
 from stoker.cache.mount.folders import Folders
@@ -97,21 +99,21 @@ class MountCore:
                 case Began(number, flags, started_ns):
                     self._number, state.flags, state.started_ns = number, flags, started_ns
                 case FileStaged():
+                    ended = None if record.node else state.staged.get(record.stage)
                     if (staged := state.staged.restore(record)) is not None:
-                        self._is_written(staged.node)
+                        state.is_written(staged)
+                    elif ended is not None:
+                        state.settle(ended)
                 case FileOpened() | FolderRead() | Closed():
                     state.handles.restore(record)
                     if isinstance(record, Closed):
                         state.staged.close(record.handle)
                 case NodeNamed() | LookedUp() | Forgotten():
                     state.nodes.restore(record)
-                    if isinstance(record, NodeNamed) and state.staged.of_node(record.node) is not None:
-                        self._is_written(record.node)
-
-    def _is_written(self, number: int) -> None:
-        staged, node = self.state.staged.of_node(number), self.state.nodes.get(number)
-        if staged is not None and node is not None:
-            node.is_settled, node.size_bytes = False, staged.size_bytes
+                    of_node = state.staged.of_node(record.node) if isinstance(record, NodeNamed) else None
+                    if of_node is not None:
+                        of_node.before = None
+                        state.is_written(of_node)
 
     def end(self, now: float) -> list[Effect]:
         """It is unmounted: what was written is put."""
@@ -160,12 +162,17 @@ class MountCore:
         state = self.state
         yield packed(Began(self._number, state.flags, state.started_ns))
         for node in state.nodes:
+            staged = state.staged.of_node(node.number)
+            named = node.named()
+            if staged is not None and staged.before is not None:
+                size_bytes, modified_ns = staged.before
+                named = structs.replace(named, size_bytes=size_bytes, modified_ns=modified_ns)
             if node.number != ROOT:
-                yield packed(node.named())
+                yield packed(named)
         for record in state.handles.records():
             yield packed(record)
-        for staged in state.staged.records():
-            yield packed(staged)
+        for one in state.staged.records():
+            yield packed(one)
 
     # -- what comes ------------------------------------------------------------------------------------------------
 

@@ -100,12 +100,18 @@ class Folders:
         first = reading.first + _DOTS + 1
         effects: list[Effect] = []
         if is_plus:
-            nodes, effects = state.told((path, found) for _, path, found in some)
+            # What is being written is looked up: it is another node than what the origin has.
+            settled = [(path, found) for _, path, found in some if state.staged.at(path) is None]
+            nodes, effects = state.told(settled)
+            node_at = {path: node for (path, _), node in zip(settled, nodes, strict=True)}
             valid_s = state.name_valid_s(reading.opened.page_at)
-            entries += [
-                DirEntry(name, node.number, number, _kind(found), node.number, state.attr(node), valid_s)
-                for number, ((name, _, found), node) in enumerate(zip(some, nodes, strict=True), first)
-            ]
+            for number, (name, path, found) in enumerate(some, first):
+                node = node_at.get(path)
+                inode = self._inode(path, found) if node is None else node.number
+                entry = DirEntry(name, inode, number, _kind(found))
+                if node is not None:
+                    entry = entry._replace(node=node.number, attr=state.attr(node), valid_s=valid_s)
+                entries.append(entry)
         else:
             entries += [
                 DirEntry(name, self._inode(path, found), number, _kind(found))
@@ -115,6 +121,8 @@ class Folders:
         return [*effects, done(reading.unique, body), *state.let_go(now)]
 
     def _inode(self, path: str, found: Found) -> int:
+        if (staged := self._state.staged.at(path)) is not None:
+            return staged.node
         return self._state.nodes.number_of(path, is_folder=found.is_folder, version=found.version)
 
 

@@ -38,19 +38,18 @@ class Moving:
         path = checked_path(self._state, header.node, name)
         if isinstance(path, int):
             return [refused(header.unique, path)]
-        state, staged = self._state, self._state.staged.at(path)
-        if staged is not None and staged.is_putting:
-            # Or the origin would have it again when it has been told.
-            staged.then.append(lambda at: self.remove(header, name, at, is_folder=is_folder))
+        state = self._state
+        # What is being put the origin would have again, and so it would what is put before this is done.
+        if not state.busy.take([path], lambda at: self.remove(header, name, at, is_folder=is_folder)):
             return []
         question: Question = RemoveFolder(path) if is_folder else Remove(path)
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 state.known.drop(path, at)
-                return [refused(header.unique, answer.code)]
+                return [refused(header.unique, answer.code), *state.busy.leave([path], at)]
             state.known.put(path, None, at)
-            return [*self._is_removed(path), done(header.unique)]
+            return [*self._is_removed(path), done(header.unique), *state.busy.leave([path], at)]
 
         return state.waiting.ask(header.unique, question, then, now, is_patient=True)
 
@@ -93,11 +92,16 @@ class Moving:
         if is_known and known is not None and known.is_folder:
             return [refused(unique, errno.EXDEV)]
         replaces = not asked.flags & NO_REPLACE
-        written = self._written(header, asked, path, to, now)
+        if not state.busy.take([path, to], lambda at: self.rename(header, asked, at)):
+            return []
+        written = self._written(unique, path, to, now)
         if written is not None:
-            return written
+            return [*written, *state.busy.leave([path, to], now)]
 
         def then(answer: object, at: float) -> list[Effect]:
+            return [*renamed(answer, at), *state.busy.leave([path, to], at)]
+
+        def renamed(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 state.known.drop(path, at)
                 state.known.drop(to, at)
@@ -116,21 +120,15 @@ class Moving:
 
         return state.waiting.ask(unique, Rename(path, to, replaces), then, now, is_patient=True)
 
-    def _written(
-        self, header: Header, asked: Renaming, path: str, to: str, now: float
-    ) -> list[Effect] | None:
-        """What a rename comes to where files are being written; None: that does not matter."""
-        state = self._state
-        for staged in (state.staged.at(path), state.staged.at(to)):
-            if staged is None or (staged.is_put and not staged.is_putting):
-                continue
-            if staged.is_putting or not staged.handles:
-                staged.then.append(lambda at: self.rename(header, asked, at))
-                return []
-            if staged.path == path and staged.is_new and staged.put_revision < 0:
-                return self._rename_staged(header.unique, staged, to, now)
-            return [refused(header.unique, errno.EBUSY)]
-        return None
+    def _written(self, unique: int, path: str, to: str, now: float) -> list[Effect] | None:
+        """What a rename comes to where files are being written, and none of them is being put; None: that does not
+        matter."""
+        staged, replaced = self._state.staged.at(path), self._state.staged.at(to)
+        if staged is not None and staged.is_new and staged.put_revision < 0:
+            return self._rename_staged(unique, staged, to, now)
+        # What nobody has open any more is put when this is done, under the name that it then has.
+        is_open = any(one is not None and not one.is_put and one.handles for one in (staged, replaced))
+        return [refused(unique, errno.EBUSY)] if is_open else None
 
     def _rename_staged(self, unique: int, staged: Staged, to: str, now: float) -> list[Effect]:
         """The origin knows nothing of it yet: it will be put under its new name."""

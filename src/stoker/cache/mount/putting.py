@@ -8,7 +8,7 @@ interrupted cannot do it again.
 from __future__ import annotations
 
 from stoker.cache.mount import answers
-from stoker.cache.mount.questions import Effect, Put, Remember, Remove, StageDrop, StageKeep, Tell
+from stoker.cache.mount.questions import Effect, Put, Remember, StageDrop, StageKeep, Tell
 from stoker.cache.mount.records import FileStaged, Record, packed
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.staged import NEVER, Staged
@@ -26,14 +26,14 @@ class Putting:
         """A request waits until the origin has it as it is."""
         if staged.is_put or staged.is_removed:
             return [done(unique)]
-        staged.is_abandoned = False
+        staged.is_abandoned = staged.is_killed = False
         staged.waiting.append(unique)
         return self._begin(staged, now)
 
     def finish(self, staged: Staged, now: float) -> list[Effect]:
         """Nobody has it open for writing: the origin gets what it has not, and it ends."""
         if staged.is_putting:
-            return []  # that comes when it has
+            return []  # that comes when it has been
         if staged.is_put or staged.is_removed or staged.is_abandoned:
             return self._end(staged, now)
         return self._begin(staged, now)
@@ -43,64 +43,89 @@ class Putting:
         self._state.staged.close_all()
         return [effect for staged in self._state.staged.all() for effect in self.finish(staged, now)]
 
+    def drop_superseded(self, staged: Staged, now: float) -> list[Effect]:
+        """Nobody reads where it lay before."""
+        superseded, staged.superseded = staged.superseded, []
+        drops = (self._state.waiting.ask_alone(StageDrop(stage), now) for stage in superseded)
+        return [effect for drop in drops for effect in drop]
+
     def _begin(self, staged: Staged, now: float) -> list[Effect]:
-        if staged.is_putting:
+        """As soon as the origin is told nothing else of that name."""
+        if staged.is_putting or not self._state.busy.take([staged.path], lambda at: self._go_on(staged, at)):
             return []
         staged.is_putting = True
-        path, revision = staged.path, staged.revision
-        question = Put(staged.stage, path, revision)
+        return self._ask(staged, now)
+
+    def _ask(self, staged: Staged, now: float) -> list[Effect]:
+        revision = staged.revision
+        question = Put(staged.stage, staged.path, revision)
         return self._state.waiting.ask_alone(
-            question, now, lambda answer, at: self._ended(staged, path, revision, answer, at)
+            question, now, lambda answer, at: self._ended(staged, revision, answer, at)
         )
 
-    def _ended(self, staged: Staged, path: str, revision: int, answer: object, now: float) -> list[Effect]:
-        staged.is_putting = False
-        waiting, staged.waiting = staged.waiting, []
-        then, staged.then = staged.then, []
+    def _go_on(self, staged: Staged, now: float) -> list[Effect]:
+        """What was in the way is done: it may have no name any more, or another one."""
+        if staged.is_putting or staged.is_ended:
+            return []
+        return self._begin(staged, now) if self._is_wanted(staged) else self._has_gone_on(staged, now)
+
+    def _is_wanted(self, staged: Staged) -> bool:
+        """Whether the origin is to get more of it now."""
+        is_whole = staged.is_put or staged.is_removed or staged.is_abandoned
+        return not is_whole and bool(staged.waiting or not staged.handles)
+
+    def _has_gone_on(self, staged: Staged, now: float) -> list[Effect]:
+        """The origin gets no more of it for now: who waited for that knows."""
         effects: list[Effect] = []
-        for stage in staged.superseded:
-            effects += self._state.waiting.ask_alone(StageDrop(stage), now)
-        staged.superseded = []
+        if staged.is_put or staged.is_removed or staged.is_abandoned:
+            effects = [done(unique) for unique in staged.waiting]
+            staged.waiting = []
+            effects += [] if staged.handles else self._end(staged, now)
+        return effects
+
+    def _ended(self, staged: Staged, revision: int, answer: object, now: float) -> list[Effect]:
+        path = staged.path
+        effects = self.drop_superseded(staged, now)
+        if isinstance(answer, Failed) and staged.revision != revision and self._is_wanted(staged):
+            # It was written to meanwhile: that may be all there was to it.
+            return effects + self._ask(staged, now)
         if isinstance(answer, Failed):
-            effects += [refused(unique, answer.code) for unique in waiting]
             # Who was told that it failed is not to find it done by what is tried when all have closed it.
-            staged.is_abandoned = staged.is_abandoned or bool(waiting)
+            staged.is_abandoned = staged.is_abandoned or bool(staged.waiting)
+            effects.append(remembered(self._state.staged.records_of(staged)))
+            effects += [refused(unique, answer.code) for unique in staged.waiting]
+            staged.waiting = []
             effects += [] if staged.handles else self._end(staged, now)
         else:
             assert isinstance(answer, Found)
-            effects += self._has_put(staged, path, answer, revision, now)
-            if staged.is_put or staged.is_removed or staged.is_abandoned:
-                effects += [done(unique) for unique in waiting]
-                effects += [] if staged.handles else self._end(staged, now)
-            elif waiting or not staged.handles:
-                staged.waiting = waiting
-                effects += self._begin(staged, now)
-        return effects + [effect for one in then for effect in one(now)]
+            effects += self._has_put(staged, answer, revision, now)
+            if self._is_wanted(staged):
+                return effects + self._ask(staged, now)
+            effects += self._has_gone_on(staged, now)
+        staged.is_putting = False
+        return effects + self._state.busy.leave([path], now)
 
-    def _has_put(self, staged: Staged, path: str, found: Found, revision: int, now: float) -> list[Effect]:
-        """The origin has it as it was then."""
+    def _has_put(self, staged: Staged, found: Found, revision: int, now: float) -> list[Effect]:
+        """The origin has it as it was then. Nobody has moved or removed it meanwhile: they wait."""
         state = self._state
-        if staged.is_removed or staged.path != path:
-            return state.waiting.ask_alone(Remove(path), now)
         staged.put_revision = revision
         news: list[Record] = []
         node = state.nodes.get(staged.node)
         if node is not None and staged.is_put:
             node.version, node.modified_ns = found.version, round(found.modified_s * 1e9) or node.modified_ns
+            staged.before = node.size_bytes, node.modified_ns
             news.append(node.named())
         # After the node's: one that is written is not settled.
         news += state.staged.records_of(staged)
-        state.known.put(path, found, now)
+        state.known.put(staged.path, found, now)
         return [remembered(news)]
 
     def _end(self, staged: Staged, now: float) -> list[Effect]:
         """What could not be put stays where it lies; whoever looks after this machine is told."""
         state = self._state
         state.staged.end(staged)
-        node = state.nodes.get(staged.node)
+        state.settle(staged)
         effects: list[Effect] = [Remember(packed(FileStaged(0, staged.stage, 0, "", 0, 0, 0, NEVER)))]
-        if node is not None:
-            node.is_settled = True
         if staged.is_put:
             return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]
         # What the kernel keeps of it is not what is there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stoker.cache.mount.questions import Effect
@@ -19,8 +19,8 @@ class Staged:
 
     `process`: who opened it for writing; `revision`: how often it was changed, `put_revision`: what the origin has of
     that, while `is_putting` it is being told more. `handles`: how many have it open for writing. `is_new`: there was
-    nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed,
-    so that it is not whole, or was told that it cannot be put.
+    nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed
+    (`is_killed`), so that it is not whole, or was told that it cannot be put. `is_ended`: nothing more comes of it.
     """
 
     stage: int
@@ -34,13 +34,16 @@ class Staged:
     is_new: bool = False
     is_removed: bool = False
     is_abandoned: bool = False
+    is_killed: bool = False
     is_putting: bool = False
+    is_ended: bool = False
     waiting: list[int] = field(default_factory=list)
     """Requests that are answered when the origin has it."""
-    then: list[Then] = field(default_factory=list)
-    """What waits for the origin to have been told."""
     superseded: list[int] = field(default_factory=list)
     """Files that it lay in before, which are still being read."""
+    before: tuple[int, int] | None = None
+    """Bytes and time (nanoseconds since 1970) of the version that its node is of: again, if what is written comes to
+    nothing."""
 
     @property
     def is_put(self) -> bool:
@@ -48,11 +51,35 @@ class Staged:
         return self.put_revision == self.revision
 
     def record(self, handle: int) -> FileStaged:
-        """For the next daemon."""
+        """For the next daemon. Its process is below 0 where it was killed, as in a request."""
+        process = -self.process if self.is_killed else self.process
         return FileStaged(
-            handle, self.stage, self.node, self.path, self.process, self.size_bytes, self.revision, self.put_revision,
+            handle, self.stage, self.node, self.path, process, self.size_bytes, self.revision, self.put_revision,
             self.is_new, self.is_removed, self.is_abandoned,
         )  # fmt: skip
+
+
+class Busy:
+    """Paths of which the origin is being told something: each by one at a time, or what was told last might not be what
+    is done last."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Then]] = {}
+
+    def take(self, paths: Iterable[str], again: Then) -> bool:
+        """All of them, until they are left. Where one is taken: none, and `again` is done when that is left."""
+        wanted = set(paths)
+        for path in sorted(wanted):
+            if path in self._waiting:
+                self._waiting[path].append(again)
+                return False
+        self._waiting.update((path, []) for path in wanted)
+        return True
+
+    def leave(self, paths: Iterable[str], now: float) -> list[Effect]:
+        """Who waits goes on, in the order in which they came."""
+        waiting = [then for path in sorted(set(paths)) for then in self._waiting.pop(path)]
+        return [effect for then in waiting for effect in then(now)]
 
 
 class StagedFiles:
@@ -75,6 +102,10 @@ class StagedFiles:
     def at(self, path: str) -> Staged | None:
         """What is being written under a path."""
         return self._paths.get(path)
+
+    def get(self, stage: int) -> Staged | None:
+        """What lies there."""
+        return self._staged.get(stage)
 
     def of_node(self, node: int) -> Staged | None:
         """What is being written as a node, whatever it is called by now."""
@@ -132,6 +163,7 @@ class StagedFiles:
 
     def end(self, staged: Staged) -> None:
         """It is written, or given up."""
+        staged.is_ended = True
         self._staged.pop(staged.stage, None)
         self.forget_path(staged)
         if self._nodes.get(staged.node) is staged:
@@ -158,15 +190,18 @@ class StagedFiles:
             staged = before
             self.restage(staged, record.stage)
         if staged is None:
-            staged = self.add(record.stage, record.node, record.path, record.process, is_new=record.is_new)
+            staged = self.add(
+                record.stage, record.node, record.path, abs(record.process), is_new=record.is_new
+            )
         if staged.path != record.path:
             self.move(staged, record.path)
         staged.process, staged.size_bytes, staged.revision = (
-            record.process,
+            abs(record.process),
             record.size_bytes,
             record.revision,
         )
         staged.put_revision, staged.is_abandoned = record.put_revision, record.is_abandoned
+        staged.is_killed = record.process < 0
         if record.is_removed:
             staged.is_removed = True
             self.forget_path(staged)

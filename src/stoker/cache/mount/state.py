@@ -15,7 +15,7 @@ from stoker.cache.mount.questions import Effect, Find, Remember, Reply, Tell
 from stoker.cache.mount.records import LookedUp, Record, packed
 from stoker.cache.mount.requests import Init
 from stoker.cache.mount.source_port import Found
-from stoker.cache.mount.staged import StagedFiles
+from stoker.cache.mount.staged import Busy, Staged, StagedFiles
 from stoker.cache.mount.waiting import Waiting
 
 _SETTLED_S = 10 * 365 * 86400.0
@@ -58,6 +58,7 @@ class MountState:
         self.known = Known(settings.ttl_s, settings.absent_ttl_s, settings.known_max)
         self.waiting = Waiting(settings.timeout_s)
         self.staged = StagedFiles()
+        self.busy = Busy()
         self._is_letting_go = False
         self.started_ns = 0
         self.wall_offset_ns = 0
@@ -68,6 +69,24 @@ class MountState:
         """Whether the kernel is told to open files without asking: what they are their nodes say. Not where it is
         decided of each file how it is read, or where one is written."""
         return bool(self.flags & Init.NO_OPEN_SUPPORT)
+
+    def is_written(self, staged: Staged) -> None:
+        """Its node looks as it is written, until it is settled."""
+        node = self.nodes.get(staged.node)
+        if node is None:
+            return
+        if staged.before is None:
+            staged.before = node.size_bytes, node.modified_ns
+        node.is_settled, node.size_bytes = False, staged.size_bytes
+
+    def settle(self, staged: Staged) -> None:
+        """Nobody writes it any more. What the origin has not got its node does not look like."""
+        node = self.nodes.get(staged.node)
+        if node is None:
+            return
+        node.is_settled = True
+        if not staged.is_put and staged.before is not None:
+            node.size_bytes, node.modified_ns = staged.before
 
     def attr(self, node: Node) -> Attr:
         """What `stat` tells of a node."""

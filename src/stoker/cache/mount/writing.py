@@ -17,7 +17,7 @@ from stoker.cache.mount.answers import Open
 from stoker.cache.mount.names import checked_path
 from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.putting import Putting
-from stoker.cache.mount.questions import Effect, Remember, Stage, StageRead, StageSize
+from stoker.cache.mount.questions import Effect, Remember, Stage, StageDrop, StageRead, StageSize
 from stoker.cache.mount.records import FileOpened, Record, packed
 from stoker.cache.mount.requests import RESENT, Changing, Creating, Header, Reading, Writing
 from stoker.cache.mount.staged import Staged
@@ -56,7 +56,7 @@ class WritingFiles:
             handle, effects = self._open(unique, node, staged)
             return [Remember(packed(node.named())), *effects, done(unique, self._created(node, handle))]
 
-        return state.waiting.ask(unique, StageSize(stage, 0), then, now)
+        return state.waiting.ask(unique, StageSize(stage, 0), then, now, is_patient=True)
 
     def _created(self, node: Node, handle: int) -> bytes:
         return answers.entry(node.number, self._state.attr(node), 0.0, 0.0) + answers.opened(handle, 0)
@@ -78,35 +78,45 @@ class WritingFiles:
                 Remember(packed(FileOpened(handle, node.number, 0, unique & ~RESENT))),
                 done(unique, answers.opened(handle, Open.KEEP_CACHE)),
             ]
-        # Not the file that is being put.
-        stage = state.staged.next_stage() if staged is None or staged.is_putting else staged.stage
+        # Not the file that is being put, or about to be.
+        stage = state.staged.next_stage() if truncates or staged is None else staged.stage
 
-        def then(answer: object, _: float) -> list[Effect]:
+        def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 return [refused(unique, answer.code)]
-            if state.handles.backing_of(node.number):
-                return [refused(unique, errno.ETXTBSY)]
-            found = state.staged.at(node.path) or state.staged.add(stage, node.number, node.path, header.pid)
+            found = state.staged.at(node.path)
+            if state.handles.backing_of(node.number) or (found and found.node != node.number):
+                busy = refused(unique, errno.EBUSY if found else errno.ETXTBSY)
+                return [busy, *state.waiting.ask_alone(StageDrop(stage), at)]
+            found = found or state.staged.add(stage, node.number, node.path, header.pid)
+            dropped: list[Effect] = []
             if truncates:
                 if found.stage != stage:
                     state.staged.restage(found, stage)
+                    dropped = [] if found.is_putting else self._putting.drop_superseded(found, at)
                 found.size_bytes, found.revision, found.process = 0, found.revision + 1, header.pid
-                found.is_abandoned = False
+                found.is_abandoned = found.is_killed = False
             handle, effects = self._open(unique, node, found)
-            return [*effects, done(unique, answers.opened(handle, 0))]
+            return [*effects, done(unique, answers.opened(handle, 0)), *dropped]
 
         if not truncates:
             return then(None, now)
-        return state.waiting.ask(unique, StageSize(stage, 0), then, now)
+        return state.waiting.ask(unique, StageSize(stage, 0), then, now, is_patient=True)
 
     def write(self, header: Header, asked: Writing, now: float) -> list[Effect]:
-        """Bytes of a file that is written."""
+        """Bytes of a file that is written. As in local files no signal ends that, or what was written would not be
+        known. What lies elsewhere by then, written anew by another one, gets it there."""
         state, unique = self._state, header.unique
         staged, size_bytes = state.staged.of(asked.handle), len(asked.data)
         if staged is None:
             return [refused(unique, errno.EOPNOTSUPP)]
+        stage = staged.stage
+        # From now on what is being put is not what is there.
+        staged.revision += 1
 
         def then(answer: object, at: float) -> list[Effect]:
+            if staged.stage != stage and not staged.is_ended:
+                return self.write(header, asked, at)
             if isinstance(answer, Failed):
                 return [refused(unique, answer.code)]
             changed = self._changed(
@@ -114,7 +124,8 @@ class WritingFiles:
             )
             return [changed, done(unique, answers.size(size_bytes))]
 
-        return state.waiting.ask(unique, Stage(staged.stage, asked.offset, asked.data), then, now)
+        question = Stage(stage, asked.offset, asked.data)
+        return state.waiting.ask(unique, question, then, now, is_patient=True)
 
     def change(self, header: Header, node: Node, asked: Changing, now: float) -> list[Effect]:
         """Attributes. All belongs to whom the mount says, and has the rights and times that it says: to set those
@@ -129,27 +140,34 @@ class WritingFiles:
             return told(now)
         if staged is None:
             return [refused(unique, errno.EOPNOTSUPP)]
+        stage = staged.stage
+        staged.revision += 1
 
         def then(answer: object, at: float) -> list[Effect]:
+            if staged.stage != stage and not staged.is_ended:
+                return self.change(header, node, asked, at)
             if isinstance(answer, Failed):
                 return [refused(unique, answer.code)]
             return [self._changed(staged, asked.size_bytes, 0, at), *told(at)]
 
-        return state.waiting.ask(unique, StageSize(staged.stage, asked.size_bytes), then, now)
+        return state.waiting.ask(unique, StageSize(stage, asked.size_bytes), then, now, is_patient=True)
 
     def read(self, header: Header, staged: Staged, asked: Reading, now: float) -> list[Effect]:
         """Bytes of what is written so far."""
         unique, stop = header.unique, min(asked.offset + asked.size_bytes, staged.size_bytes)
         if asked.offset >= stop:
             return [done(unique)]
+        stage = staged.stage
 
-        def then(answer: object, _: float) -> list[Effect]:
+        def then(answer: object, at: float) -> list[Effect]:
+            if staged.stage != stage and not staged.is_ended:
+                return self.read(header, staged, asked, at)
             if isinstance(answer, Failed):
                 return [refused(unique, answer.code)]
             assert isinstance(answer, bytes)
             return [done(unique, answer)]
 
-        return self._state.waiting.ask(unique, StageRead(staged.stage, asked.offset, stop), then, now)
+        return self._state.waiting.ask(unique, StageRead(stage, asked.offset, stop), then, now)
 
     def flush(self, header: Header, handle: int, now: float) -> list[Effect]:
         """Somebody has closed it. Only who opened it makes it whole by that; what has no bytes may get some yet. Below
@@ -158,7 +176,7 @@ class WritingFiles:
         if staged is None or abs(header.pid) != staged.process:
             return [done(header.unique)]
         if header.pid < 0 and not staged.is_put:
-            staged.is_abandoned = True
+            staged.is_abandoned = staged.is_killed = True
             records = self._state.staged.records_of(staged)
             return [remembered(records), done(header.unique)]
         return self._putting.put(header.unique, staged, now) if staged.size_bytes else [done(header.unique)]
@@ -175,7 +193,7 @@ class WritingFiles:
 
     def _open(self, unique: int, node: Node, staged: Staged) -> tuple[int, list[Effect]]:
         state, request = self._state, unique & ~RESENT
-        node.is_settled, node.size_bytes = False, staged.size_bytes
+        state.is_written(staged)
         handle = state.handles.open_file(node.number, 0, request=request)
         state.staged.open(handle, staged)
         news: list[Record] = [FileOpened(handle, node.number, 0, request), *state.staged.records_of(staged)]
@@ -183,6 +201,8 @@ class WritingFiles:
 
     def _changed(self, staged: Staged, size_bytes: int, handle: int, now: float) -> Effect:
         staged.size_bytes, staged.revision = size_bytes, staged.revision + 1
+        # Who goes on after a failure wants it tried again. What is not whole does not become so.
+        staged.is_abandoned = staged.is_killed
         node = self._state.nodes.get(staged.node)
         if node is not None:
             node.size_bytes, node.modified_ns = size_bytes, self._state.wall_ns(now)
