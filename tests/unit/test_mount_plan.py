@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from stoker.cache.mount import places
+from stoker.cache.mount import device, places
 from stoker.cache.mount.holder import HolderConfig
-from stoker.cache.mount.places import MountPlace
+from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.cli.main import build_parser
 from stoker.cli.main import main as stoker
-from stoker.cli.mount_plan import plan, take_options
-from stoker.errors import ConfigError
+from stoker.cli.mount_plan import plan, take_away, take_options
+from stoker.errors import ConfigError, EnvironmentProblem
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +159,50 @@ def test_a_mount_that_fails_leaves_the_token_of_another_alone(
     finally:
         place.leave()
     assert not place.path.exists()
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountPlace:
+    """What a holder that was killed has left, on a list of mounts that says so."""
+    place = MountPlace(str(tmp_path))
+    place.path.mkdir(mode=0o700, parents=True)
+    for name in ("lock", "info", "token-1", "state"):
+        (place.path / name).touch()
+    lines = tmp_path / "mountinfo"
+    lines.write_text(f"30 1 0:41 / {tmp_path} rw - fuse.stoker s3://b rw,user_id={os.getuid()}\n")
+    monkeypatch.setattr(places, "_MOUNTS", str(lines))
+    return place
+
+
+def test_of_a_mount_that_was_left_nothing_stays(
+    tmp_path: Path, left: MountPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[str, bool]] = []
+    monkeypatch.setattr(device, "unmount", lambda folder, is_lazy: ended.append((folder, is_lazy)))
+    assert stoker(["umount", str(tmp_path)]) == 0
+    assert ended == [(str(tmp_path), True)]
+    assert not left.path.exists()
+
+
+def test_a_mount_that_was_left_and_cannot_be_ended_is_still_known(
+    tmp_path: Path, left: MountPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: str, is_lazy: bool) -> None:
+        raise EnvironmentProblem(f"cannot unmount {folder}")
+
+    monkeypatch.setattr(device, "unmount", refuse)
+    assert stoker(["umount", str(tmp_path)]) == EnvironmentProblem.exit_code
+    assert (left.is_known(), left.is_held(), (left.path / "info").exists()) == (True, False, True)
+    assert left.take()
+    left.leave()
+
+
+def test_what_is_mounted_since_is_not_taken_away(
+    tmp_path: Path, left: MountPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = mounted_on(str(tmp_path))
+    assert there is not None
+    ended: list[str] = []
+    monkeypatch.setattr(device, "unmount", lambda folder, is_lazy: ended.append(folder))
+    take_away(there._replace(number="0:40"), left)
+    assert ended == []

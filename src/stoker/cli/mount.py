@@ -22,7 +22,7 @@ from stoker.cache.mount.places import (
     users_of,
 )
 from stoker.cli.cache_options import print_json, warn
-from stoker.cli.mount_plan import check_folder, drop_token, plan, take_options
+from stoker.cli.mount_plan import check_folder, drop_token, plan, take_away, take_options
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import notify_socket
 
@@ -232,9 +232,11 @@ def _umount(arguments: argparse.Namespace) -> int:
             f"{there.source} ({there.file_system}) is mounted on {folder}: umount {folder} ends that"
         )
     place = MountPlace(folder)
-    is_left = place.is_known() and not place.is_held()
+    if there.uid in (None, os.getuid()) and place.is_known() and not place.is_held():
+        take_away(there, place)
+        return 0
     try:
-        device.unmount(folder, is_lazy=arguments.lazy or is_left)
+        device.unmount(folder, is_lazy=arguments.lazy)
     except EnvironmentProblem as error:
         users = ", ".join(f"{pid} ({words[:60]})" for pid, words in users_of(folder)[:5])
         raise EnvironmentProblem(

@@ -18,7 +18,15 @@ from stoker.cache.embedded import DEFAULT_CAPACITY_BYTES
 from stoker.cache.mount import device
 from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.own_cache import EmbeddedConfig
-from stoker.cache.mount.places import FILE_SYSTEM, BucketPlace, MountPlace, is_utf8, mounted_on
+from stoker.cache.mount.places import (
+    FILE_SYSTEM,
+    BucketPlace,
+    MountedThere,
+    MountPlace,
+    is_on,
+    is_utf8,
+    mounted_on,
+)
 from stoker.cache.mount.state import MountSettings
 from stoker.cli.cache_options import SCHEME, parse_below, warn
 from stoker.errors import ConfigError, EnvironmentProblem
@@ -197,7 +205,7 @@ def check_folder(folder: str, *, may_have_files: bool) -> None:
         warn(
             f"{folder}: a mount of {there.source} was left there by a process that is gone; it is taken away"
         )
-        device.unmount(folder, is_lazy=True)
+        take_away(there, place)
         return check_folder(folder, may_have_files=may_have_files)
     if there is not None and not may_have_files:
         raise ConfigError(
@@ -218,6 +226,20 @@ def check_folder(folder: str, *, may_have_files: bool) -> None:
             "--nonempty"
         )
     return None
+
+
+def take_away(there: MountedThere, place: MountPlace) -> None:
+    """End a mount that its holder has left, and clear away what was kept of it: a token is in it. Raises
+    EnvironmentProblem."""
+    if not place.take():
+        return  # somebody else has just come, to do the same or to mount
+    try:
+        if is_on(there.folder, there.number):  # and not yet what somebody has mounted since
+            device.unmount(there.folder, is_lazy=True)
+    except BaseException:
+        place.let_go()  # it is still known what it was
+        raise
+    place.leave()
 
 
 def _embedding(base: HolderConfig, arguments: argparse.Namespace, origin_url: str) -> HolderConfig:

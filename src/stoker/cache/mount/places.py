@@ -157,7 +157,6 @@ class MountPlace:
 
     def leave(self) -> None:
         """By who holds it: nothing of it is needed any more, and others may take it. What was logged stays."""
-        assert self._lock_fd is not None
         for path in self.path.iterdir():
             if path in (self.log_path, self._lock_path):
                 continue
@@ -168,6 +167,11 @@ class MountPlace:
         self._lock_path.unlink(missing_ok=True)  # from here on it may be another one's
         with suppress(OSError):
             self.path.rmdir()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """By who holds it: others may take it with all that is in it."""
+        assert self._lock_fd is not None
         os.close(self._lock_fd)
         self._lock_fd = None
 
