@@ -26,7 +26,7 @@ from stoker.cache.mount.questions import (
     Tell,
 )
 from stoker.cache.mount.records import records, whole_bytes
-from stoker.cache.mount.requests import parse
+from stoker.cache.mount.requests import Request, parse
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
 from tests.mount.kernel import FakeKernel
@@ -82,7 +82,8 @@ class Driver:
         whole = whole_bytes(self.log)
         del self.log[whole:]
         self.core.restore(records(bytes(self.log)))
-        self._decide(self.core.begin(1_600_000_000_000_000_000, self.now), self._main)
+        wall_ns = 1_600_000_000_000_000_000 + (self.deaths << 30)  # which goes on
+        self._decide(self.core.begin(wall_ns, self.now), self._main)
         while self._main:  # before anything is read
             self._carry_out(self._main.popleft())
         if self.core.is_taken_over:
@@ -162,7 +163,13 @@ class Driver:
         if self._main:
             self._carry_out(self._main.popleft())
         else:
-            self._decide(self.core.step(parse(self.kernel.read()), self.now), self._main)
+            self._decide(self.core.step(self._read(), self.now), self._main)
+
+    def _read(self) -> Request:
+        return parse(self.kernel.read())
+
+    def _fails(self, _: Question) -> bool:
+        return self.rng.chance(self.failure_chance)
 
     def _go_on_answering(self) -> None:
         self._carry_out(self.rng.choice(self._threads).popleft())
@@ -175,7 +182,7 @@ class Driver:
                 self.answered["given up"] += 1
                 return
             job.is_found = True
-            if self.rng.chance(self.failure_chance):
+            if self._fails(job.question):
                 job.answer = Failed(self.rng.choice(FAILURES))
             else:
                 job.answer = self.source.answer(job.question)

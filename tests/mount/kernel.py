@@ -165,6 +165,9 @@ class FakeKernel:
             task.is_over = True
             task.done(error)
             return
+        self._ask(task, asked)
+
+    def _ask(self, task: Task, asked: Asked) -> None:
         self._next_unique += 2
         task.unique = unique = self._next_unique
         self.sent[unique] = _Sent(task, asked, packed(unique, asked))

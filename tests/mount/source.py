@@ -157,7 +157,7 @@ class FakeSource:
 def names_in(paths: dict[str, str], folder: str) -> list[str]:
     """What is right in a folder, sorted as keys are; folders end with a slash."""
     prefix = f"{folder}/" if folder else ""
-    below = [one[len(prefix) :] for one in paths if one.startswith(prefix) and one != folder]
+    below = [one[len(prefix) :] for one in paths if one.startswith(prefix) and one not in (folder, prefix)]
     files = {name for name in below if "/" not in name}
     folders = {name[: name.index("/") + 1] for name in below if "/" in name}
     return sorted(files | {one for one in folders if one[:-1] not in files})

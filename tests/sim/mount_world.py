@@ -348,7 +348,7 @@ class MountWorld:
     def check(self, holds: bool, what: str) -> None:
         if not holds:
             story = "\n  ".join(self.story[-30:])
-            raise AssertionError(f"mount world {self.seed}, the last events:\n  {story}\n  VIOLATED: {what}")
+            raise AssertionError(f"world {self.seed}, the last events:\n  {story}\n  VIOLATED: {what}")
 
     def say(self, what: str) -> None:
         self.story.append(f"{self.driver.now:8.3f} {what}")

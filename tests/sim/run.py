@@ -13,14 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
-from tests.sim import blob_world, cache_world, job_world, mount_world
+from tests.sim import blob_world, cache_world, job_world, mount_world, mount_writing_world
 
 KINDS: dict[str, Callable[[int], str]] = {
     "job": job_world.run_world,
     "cache": cache_world.run_world,
     "blob": blob_world.run_world,
     "mount": mount_world.run_world,
+    "mount-writing": mount_writing_world.run_world,
 }
+UNSETTLED = frozenset({"mount-writing"})
+"""Only played by name: a few in a hundred of these still find something (docs/decisions/2026-11-23-mount.md)."""
 CHUNK = 50
 
 
@@ -67,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args(argv)
     worlds = arguments.worlds if arguments.seconds is not None or arguments.worlds is not None else 10_000
-    kinds = list(KINDS) if arguments.kind == "all" else [arguments.kind]
+    kinds = [kind for kind in KINDS if kind not in UNSETTLED] if arguments.kind == "all" else [arguments.kind]
     began = time.monotonic()
     verdicts: Counter[str] = Counter()
     failures: list[str] = []

@@ -189,7 +189,7 @@ class Finding:
         source = self._source
         found = source.find(path)
         copied = self._copied.get((path, to))
-        if copied is None:
+        if copied is None or found not in (None, copied[0]):  # or there is something else to be copied by now
             if found is None:
                 return Failed(errno.ENOENT)
             if found.is_folder:
