@@ -16,7 +16,7 @@ from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.errors import EnvironmentProblem
 from tests.e2e import mount_readers as readers
 from tests.e2e.mount_origin import SlowOrigin
-from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, needs
+from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, needs, stop
 from tests.e2e.run_helpers import wait_for
 from tests.http_servers import running
 
@@ -235,3 +235,46 @@ def test_fusermount_ends_it(origin: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "m", origin) as mount:
         mount.sh("fusermount3 -u $0")
         assert mount.holder.wait(20) == 0
+
+
+def test_a_daemon_that_stands_still_is_replaced(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        daemon = mount.daemon()
+        stop(daemon)
+        assert mount.command("mount", "--reload", str(mount.folder)).code == 0
+        mount.next_daemon(daemon)
+        assert "the daemon of the mount does not end: it is killed" in mount.log
+        assert mount.sh("cat $0/s/0000 | wc -c")
+
+
+def test_no_daemon_is_left_where_the_holder_dies_as_it_starts_one(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        last = mount.daemon()
+        last.kill()
+        next_one = mount.next_daemon(last)  # which has hardly begun
+        mount.holder.kill()
+        mount.holder.wait()
+        wait_for(lambda: not next_one.is_running() or next_one.status() == psutil.STATUS_ZOMBIE, why="end")
+        wait_for(lambda: mounted_on(str(mount.folder)) is None, why="end of the mount")
+
+
+def test_what_its_daemon_had_written_down_is_removed(origin: Path, tmp_path: Path) -> None:
+    """Without it the next one could tell nobody anything, and readers would wait for ever."""
+    with mounted(tmp_path / "m", origin) as mount:
+        MountPlace(str(mount.folder)).state_path.unlink()
+        mount.daemon().kill()
+        assert mount.holder.wait(20) == EnvironmentProblem.exit_code, mount.log
+        assert "somebody has removed what its daemon had written down" in mount.log
+        assert mounted_on(str(mount.folder)) is None
+
+
+def test_many_small_files_are_opened_without_asking(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    for number in range(1000):
+        (origin / f"{number}").write_bytes(b"%d" % number)
+    with mounted(tmp_path / "m", origin) as mount:
+        assert "nearly all is in small files" in mount.log
+        assert mount.sh("cat $0/7 $0/11") == "711"
+    with mounted(tmp_path / "other", origin, "--no-small-files") as mount:
+        assert "nearly all is in small files" not in mount.log
