@@ -26,7 +26,8 @@ from stoker.cli.mount_plan import check_folder, drop_token, plan, take_away, tak
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import notify_socket
 
-_GONE_S = 30.0
+_GONE_S = 60.0
+"""A holder gives its daemon and its cache their time to end."""
 _MOUNT_EXAMPLES = """\
 examples:
   stoker mount s3://bucket/imagenet /data/imagenet          until Ctrl-C, through a cache of its own
@@ -218,7 +219,12 @@ def _reload(folder: str) -> int:
     info = MountPlace(folder).info()
     if info is None:
         raise ConfigError(f"nothing is mounted on {folder} by this user: `stoker mount` lists what is")
-    os.kill(info.pid, signal.SIGHUP)
+    try:
+        os.kill(info.pid, signal.SIGHUP)
+    except ProcessLookupError:
+        raise EnvironmentProblem(
+            f"the process that held the mount on {folder} is gone: `stoker umount {folder}` takes away what is left"
+        ) from None
     return 0
 
 
@@ -238,6 +244,8 @@ def _umount(arguments: argparse.Namespace) -> int:
     try:
         device.unmount(folder, is_lazy=arguments.lazy)
     except EnvironmentProblem as error:
+        if "busy" not in str(error):
+            raise
         users = ", ".join(f"{pid} ({words[:60]})" for pid, words in users_of(folder)[:5])
         raise EnvironmentProblem(
             f"{error}; used by {users or 'somebody'}: end that first, or say `stoker umount --lazy {folder}`"

@@ -39,7 +39,8 @@ _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
 _OF_OTHERS = frozenset((
     "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
-    "noexec", "async", "atime", "noatime", "relatime", "dev", "suid",
+    "noexec", "async", "sync", "atime", "noatime", "diratime", "nodiratime", "relatime", "lazytime", "nolazytime",
+    "dev", "suid", "group", "owner", "remount",
 ))  # fmt: skip
 """Of a line of fstab: what mount(8) and systemd are told by."""
 _FLAGS = frozenset((
@@ -53,21 +54,23 @@ _VALUES = frozenset((
 
 def take_options(arguments: argparse.Namespace) -> None:
     """Have what `-o` says as if the options themselves said it. Raises ConfigError."""
-    for text in arguments.o:
-        for word in filter(None, text.split(",")):
-            name, _, value = word.partition("=")
-            known = name.replace("-", "_")
-            if known == "no_small_files":
-                arguments.small_files = False
-            elif known in _FLAGS:
-                setattr(arguments, known, True)
-            elif known in _VALUES and value:
-                setattr(arguments, known, value)
-            elif known not in _OF_OTHERS and not name.startswith(("x-", "comment")):
-                raise ConfigError(
-                    f"-o {word}: there is no such option; there are {', '.join(sorted(_FLAGS))}, and "
-                    f"{', '.join(sorted(_VALUES))} with =VALUE"
-                )
+    words = [word for text in arguments.o for word in text.split(",") if word]
+    if "writable" in words and [word for word in words if word in ("ro", "rw")][-1:] == ["ro"]:
+        raise ConfigError("-o ro,writable: it is either the one or the other")
+    for word in words:
+        name, _, value = word.partition("=")
+        known = name.replace("-", "_")
+        if known == "no_small_files":
+            arguments.small_files = False
+        elif known in _FLAGS:
+            setattr(arguments, known, True)
+        elif known in _VALUES and value:
+            setattr(arguments, known, value)
+        elif known not in _OF_OTHERS and not name.startswith(("x-", "comment")):
+            raise ConfigError(
+                f"-o {word}: there is no such option; there are {', '.join(sorted(_FLAGS))}, and "
+                f"{', '.join(sorted(_VALUES))} with =VALUE"
+            )
 
 
 def settings_of(arguments: argparse.Namespace) -> MountSettings:

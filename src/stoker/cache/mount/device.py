@@ -17,6 +17,7 @@ DEVICE = "/dev/fuse"
 _BACKING_DEVICES = "/sys/class/bdi"
 READ_BYTES_MIN = 8192
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 1, 2, 4, 2
+_UMOUNT_NOFOLLOW = 8
 _BACKING_OPEN = (1 << 30) | (16 << 16) | (229 << 8) | 1
 _BACKING_CLOSE = (1 << 30) | (4 << 16) | (229 << 8) | 2
 _BACKING_MAP = struct.Struct("=iIQ")
@@ -68,7 +69,7 @@ def unmount(folder: str, *, is_lazy: bool = False) -> None:
     if os.geteuid() != 0:
         helper.unmount(folder, is_lazy=is_lazy)
         return
-    if _libc.umount2(os.fsencode(folder), _MNT_DETACH if is_lazy else 0) != 0:
+    if _libc.umount2(os.fsencode(folder), (_MNT_DETACH if is_lazy else 0) | _UMOUNT_NOFOLLOW) != 0:
         code = ctypes.get_errno()
         raise EnvironmentProblem(f"cannot unmount {folder}: {os.strerror(code)}")
 

@@ -40,7 +40,9 @@ def mount(folder: str, source: str, *, is_writable: bool, lets_others: bool) -> 
 def unmount(folder: str, *, is_lazy: bool) -> None:
     """Raises EnvironmentProblem."""
     words = [_program(), "-u", *(["-z"] if is_lazy else []), "--", folder]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**environment(), "LC_ALL": "C"}
+    )
     if done.returncode != 0:
         raise EnvironmentProblem(f"cannot unmount {folder}: {done.stderr.strip()}")
 
