@@ -23,7 +23,7 @@ KINDS: dict[str, Callable[[int], str]] = {
     "mount-writing": mount_writing_world.run_world,
 }
 UNSETTLED = frozenset({"mount-writing"})
-"""Only played by name: a few in a hundred of these still find something (docs/decisions/2026-11-23-mount.md)."""
+"""Only played by name: most of these still find something (docs/decisions/2026-11-23-mount.md)."""
 CHUNK = 50
 
 

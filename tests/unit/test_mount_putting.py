@@ -90,6 +90,10 @@ class Writers:
     def puts(self) -> list[Put]:
         return [question for question in self.asked if isinstance(question, Put)]
 
+    def kept(self) -> list[str]:
+        """Files that are laid aside, as nobody puts them any more."""
+        return [question.path for question in self.asked if isinstance(question, StageKeep)]
+
     def create(self, name: str, unique: int = 0) -> tuple[int, int]:
         """Node and handle."""
         body = struct.pack("=IIII", WRITE_ONLY, 0o644, 0, 0) + name.encode() + b"\0"
@@ -229,7 +233,7 @@ def test_what_was_said_to_have_failed_is_not_done_later() -> None:
     mount.answer(put, Failed(errno.EIO))
     mount.release(node, handle)
     assert not mount.puts()
-    assert [question.path for question in mount.asked if isinstance(question, StageKeep)] == ["a"]
+    assert mount.kept() == ["a"]
 
 
 def test_a_file_without_a_name_is_not_put_and_another_may_have_the_name() -> None:

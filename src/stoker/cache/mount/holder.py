@@ -240,15 +240,20 @@ class Holder:
     def _check_source(self) -> None:
         """Whether it is there, before anybody looks for it; and how large its files are. Raises what the cache says."""
         place, timeout_s = self._config.place, self._config.settings.timeout_s
-        with open_client(place.endpoint, place.token, timeout_s=timeout_s, tls=place.tls) as client:
-            sizes_bytes = sample(client, place.bucket, place.prefix)
-            if not sizes_bytes:
-                self._warning = (
-                    f"there is nothing below {self._config.source} (yet): {self._config.folder} is empty"
-                )
-                log.warning("%s", self._warning)
         settings = self._config.settings
-        if self._config.may_skip_opens and are_small(sizes_bytes, settings.packed_bytes_max):
+        is_to_be_chosen = self._config.may_skip_opens and settings.wants_passthrough
+        with open_client(place.endpoint, place.token, timeout_s=timeout_s, tls=place.tls) as client:
+            if is_to_be_chosen:
+                sizes_bytes = sample(client, place.bucket, place.prefix)
+            else:
+                page = client.list_page(place.bucket, place.prefix, None, 1)
+                sizes_bytes = [one.size_bytes for one in page.objects]
+        if not sizes_bytes:
+            self._warning = (
+                f"there is nothing below {self._config.source} (yet): {self._config.folder} is empty"
+            )
+            log.warning("%s", self._warning)
+        if is_to_be_chosen and are_small(sizes_bytes, settings.packed_bytes_max):
             log.info("nearly all is in small files, which the kernel opens without asking (--no-small-files)")
             changed = dataclasses.replace(settings, wants_passthrough=False)
             self._config = msgspec.structs.replace(self._config, settings=changed)
