@@ -95,8 +95,15 @@ class EnvoyProcess:
             found: list[dict[str, Any]] = json.load(answer)["stats"]
         return {entry["name"].removeprefix(prefix): entry["value"] for entry in found if "value" in entry}
 
+    def is_listening(self) -> bool:
+        """Envoy opens its ports only after it has heard of its servers."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/ready", timeout=10) as answer:
+            return bool(answer.read().strip() == b"LIVE")
+
     def wait_for_servers(self, healthy: int, total: int | None = None, cluster: str = "stoker") -> None:
         def is_there() -> bool:
+            if not self.is_listening():
+                return False
             found = self.stats(f"cluster.{cluster}.membership_")
             known = (found["healthy"], found["total"] - found["excluded"])
             return known == (healthy, healthy if total is None else total)

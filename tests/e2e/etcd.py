@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -18,19 +19,29 @@ from pathlib import Path
 from typing import Any
 
 
+def _candidates() -> Iterator[int]:
+    """Ports below those that the kernel takes for connections, again and again, each process from another start."""
+    lowest, count = 20_000, 10_000
+    start = os.getpid() * 2_654_435_761 % count
+    for step in itertools.count():
+        yield lowest + (start + step) % count
+
+
+_PORTS = _candidates()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that were free just now, below the range from which the kernel takes ports for connections."""
+    """Ports that were free just now, and that nobody here was given before: who was may not have opened theirs yet."""
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
-        start = 20000 + (os.getpid() * 37) % 10000
-        for port in range(start, 32000):
+        for port in itertools.islice(_PORTS, 10_000):
             held = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 held.bind(("127.0.0.1", port))
                 ports.append(port)
             if len(ports) == count:
                 return ports
-    raise AssertionError(f"no {count} free ports from {start}")
+    raise AssertionError(f"no {count} free ports")
 
 
 class Member:
