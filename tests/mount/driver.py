@@ -186,7 +186,7 @@ class Driver:
                 job.answer = Failed(self.rng.choice(FAILURES))
             else:
                 job.answer = self.source.answer(job.question)
-            job.due = self.now + self._delay_s()
+            job.due = self.now + self._delay_s(job.question)
             return
         self._jobs.remove(job)
         self._answer(job.number, job.answer)
@@ -231,7 +231,7 @@ class Driver:
             case Ask(number, Tell(notices)):
                 self._tells.append((number, deque(notices)))
             case Ask(number, question):
-                self._jobs.append(_Job(number, question, self.now + self._delay_s()))
+                self._jobs.append(_Job(number, question, self.now + self._delay_s(question)))
             case CloseBacking(backing_id):
                 self.kernel.close_backing(backing_id)
             case CloseOtherBackings(kept):
@@ -242,7 +242,7 @@ class Driver:
             case _:
                 raise AssertionError(effect)
 
-    def _delay_s(self) -> float:
+    def _delay_s(self, _: Question) -> float:
         if self.rng.chance(self.late_chance):
             return self.rng.uniform(0.0, 2 * self.settings.timeout_s)
         return self.rng.uniform(0.0, self.delay_s)

@@ -10,8 +10,6 @@ from typing import BinaryIO, cast
 from stoker.base.rng import Rng
 from stoker.cache.mount.finding import Finding
 from stoker.cache.mount.questions import (
-    Ask,
-    Effect,
     MakeFolder,
     Put,
     Question,
@@ -31,7 +29,7 @@ from stoker.cache.mount.staging import Staging
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
 from stoker.errors import ObjectNotFound, OriginError, OriginFull, WriteDenied
-from tests.mount.driver import Died, Driver, _Job
+from tests.mount.driver import Died, Driver
 from tests.mount.source import FakeSource
 from tests.mount.writing_kernel import WritingKernel
 
@@ -157,9 +155,9 @@ class WritingDriver(Driver):
     def _fails(self, question: Question) -> bool:
         return not isinstance(question, _ENDS) and super()._fails(question)
 
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, Ask) and isinstance(effect.question, ON_DISK):
-            due = self.now + self.rng.uniform(0.0, self.delay_s)
-            self._jobs.append(_Job(effect.number, effect.question, due))
-        else:
-            super()._carry_out(effect)
+    def _delay_s(self, question: Question) -> float:
+        return (
+            self.rng.uniform(0.0, self.delay_s)
+            if isinstance(question, ON_DISK)
+            else super()._delay_s(question)
+        )

@@ -136,7 +136,7 @@ class WritingTruth(MountWorld):
             for one in self.kernel.sent.values()
             if one.is_read and now - one.read_at > longest_s and one.asked.opcode not in PATIENT
         ]
-        self.check(not late, f"{len(late)} requests wait for too long")
+        self.check(not late, f"{[Opcode(one.asked.opcode).name for one in late]} wait for too long")
         self.check(not self.kernel.faults, "; ".join(self.kernel.faults))
 
     def compare_states(self) -> None:

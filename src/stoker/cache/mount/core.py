@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Iterator
 
-from msgspec import structs
-
 from stoker.cache.mount import answers
 from stoker.cache.mount.files import Files
 from stoker.cache.mount.folders import Folders
@@ -162,13 +160,8 @@ class MountCore:
         state = self.state
         yield packed(Began(self._number, state.flags, state.started_ns))
         for node in state.nodes:
-            staged = state.staged.of_node(node.number)
-            named = node.named()
-            if staged is not None and staged.before is not None:
-                size_bytes, modified_ns = staged.before
-                named = structs.replace(named, size_bytes=size_bytes, modified_ns=modified_ns)
             if node.number != ROOT:
-                yield packed(named)
+                yield packed(state.named(node))
         for record in state.handles.records():
             yield packed(record)
         for one in state.staged.records():

@@ -140,7 +140,7 @@ class Moving:
         news: list[Record] = list(state.staged.records_of(staged))
         if (node := state.nodes.get(staged.node)) is not None:
             node.path = to
-            news.insert(0, node.named())
+            news.insert(0, state.named(node))
         return [*effects, remembered(news), done(unique)]
 
     def _renamed(self, path: str, to: str, before: Found, after: Found) -> list[Effect]:
@@ -152,4 +152,4 @@ class Moving:
         ]
         for node in moved:
             node.path, node.version = to, after.version
-        return [remembered(node.named() for node in moved)] if moved else []
+        return [remembered(map(self._state.named, moved))] if moved else []

@@ -26,9 +26,12 @@ class Putting:
         """A request waits until the origin has it as it is."""
         if staged.is_put or staged.is_removed:
             return [done(unique)]
-        staged.is_abandoned = staged.is_killed = False
+        effects: list[Effect] = []
+        if staged.is_abandoned:
+            staged.is_abandoned = staged.is_killed = False
+            effects.append(remembered(self._state.staged.records_of(staged)))
         staged.waiting.append(unique)
-        return self._begin(staged, now)
+        return effects + self._begin(staged, now)
 
     def finish(self, staged: Staged, now: float) -> list[Effect]:
         """Nobody has it open for writing: the origin gets what it has not, and it ends."""
@@ -57,10 +60,10 @@ class Putting:
         return self._ask(staged, now)
 
     def _ask(self, staged: Staged, now: float) -> list[Effect]:
-        revision = staged.revision
-        question = Put(staged.stage, staged.path, revision)
+        changes = staged.changes
+        question = Put(staged.stage, staged.path, staged.revision)
         return self._state.waiting.ask_alone(
-            question, now, lambda answer, at: self._ended(staged, revision, answer, at)
+            question, now, lambda answer, at: self._ended(staged, changes, answer, at)
         )
 
     def _go_on(self, staged: Staged, now: float) -> list[Effect]:
@@ -83,10 +86,10 @@ class Putting:
             effects += [] if staged.handles else self._end(staged, now)
         return effects
 
-    def _ended(self, staged: Staged, revision: int, answer: object, now: float) -> list[Effect]:
+    def _ended(self, staged: Staged, changes: tuple[int, int], answer: object, now: float) -> list[Effect]:
         path = staged.path
         effects = self.drop_superseded(staged, now)
-        if isinstance(answer, Failed) and staged.revision != revision and self._is_wanted(staged):
+        if isinstance(answer, Failed) and staged.changes != changes and self._is_wanted(staged):
             # It was written to meanwhile: that may be all there was to it.
             return effects + self._ask(staged, now)
         if isinstance(answer, Failed):
@@ -98,17 +101,17 @@ class Putting:
             effects += [] if staged.handles else self._end(staged, now)
         else:
             assert isinstance(answer, Found)
-            effects += self._has_put(staged, answer, revision, now)
+            effects += self._has_put(staged, answer, changes, now)
             if self._is_wanted(staged):
                 return effects + self._ask(staged, now)
             effects += self._has_gone_on(staged, now)
         staged.is_putting = False
         return effects + self._state.busy.leave([path], now)
 
-    def _has_put(self, staged: Staged, found: Found, revision: int, now: float) -> list[Effect]:
+    def _has_put(self, staged: Staged, found: Found, changes: tuple[int, int], now: float) -> list[Effect]:
         """The origin has it as it was then. Nobody has moved or removed it meanwhile: they wait."""
         state = self._state
-        staged.put_revision = revision
+        staged.put_revision, staged.put_begun = changes
         news: list[Record] = []
         node = state.nodes.get(staged.node)
         if node is not None and staged.is_put:

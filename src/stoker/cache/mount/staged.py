@@ -18,9 +18,11 @@ class Staged:
     """A file that is written here first.
 
     `process`: who opened it for writing; `revision`: how often it was changed, `put_revision`: what the origin has of
-    that, while `is_putting` it is being told more. `handles`: how many have it open for writing. `is_new`: there was
-    nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever wrote it was killed
-    (`is_killed`), so that it is not whole, or was told that it cannot be put. `is_ended`: nothing more comes of it.
+    that, while `is_putting` it is being told more. `begun`, `put_begun`: so of changes that this daemon has begun,
+    which nobody writes down: those that it does not live to finish are asked for again. `handles`: how many have it
+    open for writing. `is_new`: there was nothing of that name. `is_removed`: it has no name any more. `is_abandoned`:
+    whoever wrote it was killed (`is_killed`), so that it is not whole, or was told that it cannot be put. `is_ended`:
+    nothing more comes of it.
     """
 
     stage: int
@@ -30,6 +32,8 @@ class Staged:
     size_bytes: int = 0
     revision: int = 0
     put_revision: int = NEVER
+    begun: int = 0
+    put_begun: int = 0
     handles: int = 0
     is_new: bool = False
     is_removed: bool = False
@@ -46,9 +50,14 @@ class Staged:
     nothing."""
 
     @property
+    def changes(self) -> tuple[int, int]:
+        """Of two that are the same it was not changed in between."""
+        return self.revision, self.begun
+
+    @property
     def is_put(self) -> bool:
         """Whether the origin has it as it is."""
-        return self.put_revision == self.revision
+        return self.changes == (self.put_revision, self.put_begun)
 
     def record(self, handle: int) -> FileStaged:
         """For the next daemon. Its process is below 0 where it was killed, as in a request."""

@@ -6,13 +6,15 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from stoker.cache.mount import answers
 from stoker.cache.mount.answers import Attr
 from stoker.cache.mount.handles import Handles
 from stoker.cache.mount.known import Known
 from stoker.cache.mount.nodes import Node, NodeTable
 from stoker.cache.mount.questions import Effect, Find, Remember, Reply, Tell
-from stoker.cache.mount.records import LookedUp, Record, packed
+from stoker.cache.mount.records import LookedUp, NodeNamed, Record, packed
 from stoker.cache.mount.requests import Init
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.staged import Busy, Staged, StagedFiles
@@ -78,6 +80,14 @@ class MountState:
         if staged.before is None:
             staged.before = node.size_bytes, node.modified_ns
         node.is_settled, node.size_bytes = False, staged.size_bytes
+
+    def named(self, node: Node) -> NodeNamed:
+        """For the next daemon: as it is if what is being written comes to nothing."""
+        staged = self.staged.of_node(node.number)
+        if staged is None or staged.before is None:
+            return node.named()
+        size_bytes, modified_ns = staged.before
+        return structs.replace(node.named(), size_bytes=size_bytes, modified_ns=modified_ns)
 
     def settle(self, staged: Staged) -> None:
         """Nobody writes it any more. What the origin has not got its node does not look like."""

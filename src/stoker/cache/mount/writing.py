@@ -69,7 +69,7 @@ class WritingFiles:
         again = state.handles.opened_by(unique)
         if again is not None:
             return [done(unique, answers.opened(again[0], 0))]
-        staged = state.staged.at(node.path)
+        staged = self._written_as(node)
         if staged is not None and staged.node != node.number:
             return [refused(unique, errno.EBUSY)]
         if staged is None and not truncates:
@@ -84,7 +84,7 @@ class WritingFiles:
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 return [refused(unique, answer.code)]
-            found = state.staged.at(node.path)
+            found = self._written_as(node)
             if state.handles.backing_of(node.number) or (found and found.node != node.number):
                 busy = refused(unique, errno.EBUSY if found else errno.ETXTBSY)
                 return [busy, *state.waiting.ask_alone(StageDrop(stage), at)]
@@ -103,6 +103,11 @@ class WritingFiles:
             return then(None, now)
         return state.waiting.ask(unique, StageSize(stage, 0), then, now, is_patient=True)
 
+    def _written_as(self, node: Node) -> Staged | None:
+        """What somebody writes as this node, also where it has no name any more; else under its name."""
+        staged = self._state.staged
+        return staged.of_node(node.number) or staged.at(node.path)
+
     def write(self, header: Header, asked: Writing, now: float) -> list[Effect]:
         """Bytes of a file that is written. As in local files no signal ends that, or what was written would not be
         known. What lies elsewhere by then, written anew by another one, gets it there."""
@@ -112,7 +117,7 @@ class WritingFiles:
             return [refused(unique, errno.EOPNOTSUPP)]
         stage = staged.stage
         # From now on what is being put is not what is there.
-        staged.revision += 1
+        staged.begun += 1
 
         def then(answer: object, at: float) -> list[Effect]:
             if staged.stage != stage and not staged.is_ended:
@@ -141,7 +146,7 @@ class WritingFiles:
         if staged is None:
             return [refused(unique, errno.EOPNOTSUPP)]
         stage = staged.stage
-        staged.revision += 1
+        staged.begun += 1
 
         def then(answer: object, at: float) -> list[Effect]:
             if staged.stage != stage and not staged.is_ended:
