@@ -14,7 +14,7 @@ from stoker.cache.mount.records import records
 from stoker.cache.mount.requests import Opcode
 from stoker.cache.mount.state import MountSettings
 from tests.mount.kernel import Answered, Asked
-from tests.mount.writing_calls import WritingCalls
+from tests.mount.writing_calls import TRUNCATE, WritingCalls
 from tests.mount.writing_kernel import WritingKernel
 from tests.mount.writing_source import WritingDriver, WritingSource
 from tests.sim.mount_world import SLACK_S, MountWorld, described
@@ -27,7 +27,7 @@ SETTINGS = MountSettings(
     nodes_max=12, known_max=100, is_writable=True,
 )  # fmt: skip
 PATIENT = (Opcode.FLUSH, Opcode.FSYNC, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME)
-"""They wait for as long as the origin takes."""
+"""They wait for as long as the origin takes, and so does an OPEN that truncates: for what others have written."""
 NOT_DONE = (errno.EBUSY, errno.ETXTBSY, errno.EISDIR, errno.ENOTDIR, errno.EXDEV)
 """Whoever is told that has changed nothing."""
 _TIMES = re.compile("modified_ns=[0-9]+, ")
@@ -39,6 +39,11 @@ Program = Generator[Asked, Answered, T]
 
 class Killed(Exception):
     """The program ends, and closes what it has open."""
+
+
+def _is_patient(asked: Asked) -> bool:
+    truncates = asked.opcode == Opcode.OPEN and bool(int.from_bytes(asked.body[:4], "little") & TRUNCATE)
+    return truncates or asked.opcode in PATIENT
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +139,7 @@ class WritingTruth(MountWorld):
         late = [
             one
             for one in self.kernel.sent.values()
-            if one.is_read and now - one.read_at > longest_s and one.asked.opcode not in PATIENT
+            if one.is_read and now - one.read_at > longest_s and not _is_patient(one.asked)
         ]
         self.check(not late, f"{[Opcode(one.asked.opcode).name for one in late]} wait for too long")
         self.check(not self.kernel.faults, "; ".join(self.kernel.faults))

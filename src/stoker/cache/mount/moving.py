@@ -9,13 +9,16 @@ from __future__ import annotations
 import errno
 
 from stoker.cache.mount.names import checked_path
+from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.questions import (
     Effect,
+    Find,
     MakeFolder,
     Question,
     Remove,
     RemoveFolder,
     Rename,
+    Tell,
 )
 from stoker.cache.mount.records import Record
 from stoker.cache.mount.requests import RESENT, Header, Renaming
@@ -99,24 +102,21 @@ class Moving:
             return [*written, *state.busy.leave([path, to], now)]
 
         def then(answer: object, at: float) -> list[Effect]:
-            return [*renamed(answer, at), *state.busy.leave([path, to], at)]
-
-        def renamed(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 state.known.drop(path, at)
                 state.known.drop(to, at)
-                # What a daemon before did not live to answer it may have done.
-                is_done = answer.code == errno.ENOENT and bool(unique & RESENT)
-                return [done(unique) if is_done else refused(unique, answer.code)]
+                if answer.code == errno.ENOENT and unique & RESENT:
+                    return state.waiting.ask(unique, Find(to), found_out, at, is_patient=True)
+                return [refused(unique, answer.code), *state.busy.leave([path, to], at)]
             assert isinstance(answer, tuple)
-            before, after = answer
-            state.known.put(path, None, at)
-            state.known.put(to, after, at)
-            effects = self._is_removed(to)
-            if (staged := state.staged.at(path)) is not None:
-                state.staged.move(staged, to)
-                effects.append(remembered(state.staged.records_of(staged)))
-            return [*effects, *self._renamed(path, to, before, after), done(unique)]
+            return [*self._renamed(unique, path, to, *answer, at), *state.busy.leave([path, to], at)]
+
+        def found_out(there: object, at: float) -> list[Effect]:
+            """What a daemon before did not live to answer it has done, if that is there."""
+            effects = [refused(unique, errno.ENOENT)]
+            if isinstance(there, Found):
+                effects = self._renamed(unique, path, to, None, there, at)
+            return [*effects, *state.busy.leave([path, to], at)]
 
         return state.waiting.ask(unique, Rename(path, to, replaces), then, now, is_patient=True)
 
@@ -143,13 +143,33 @@ class Moving:
             news.insert(0, state.named(node))
         return [*effects, remembered(news), done(unique)]
 
-    def _renamed(self, path: str, to: str, before: Found, after: Found) -> list[Effect]:
-        """The kernel has moved the name with its node: what is read of that is what lies there now."""
+    def _renamed(
+        self, unique: int, path: str, to: str, before: Found | None, after: Found, now: float
+    ) -> list[Effect]:
+        """The kernel moves the name with its node: what is read of that is what lies there now. `before`: None where
+        nobody knows any more what it was that was moved; if there is more than one that it may have been, the kernel
+        is to look."""
+        state = self._state
+        state.known.put(path, None, now)
+        state.known.put(to, after, now)
+        effects = self._is_removed(to)
+        if (staged := state.staged.at(path)) is not None:
+            state.staged.move(staged, to)
+            effects.append(remembered(state.staged.records_of(staged)))
         moved = [
             node
-            for node in self._state.nodes
-            if node.path == path and not node.is_folder and node.version == before.version
+            for node in state.nodes
+            if node.path == path and not node.is_folder and not node.kind and _was(node, before, after)
         ]
+        if before is None and len(moved) > 1:
+            names = state.stale_path(path), state.stale_path(to)
+            return [*effects, done(unique), *state.waiting.ask_alone(Tell(names), now)]
         for node in moved:
             node.path, node.version = to, after.version
-        return [remembered(map(self._state.named, moved))] if moved else []
+        if moved:
+            effects.append(remembered(map(state.named, moved)))
+        return [*effects, done(unique)]
+
+
+def _was(node: Node, before: Found | None, after: Found) -> bool:
+    return node.size_bytes == after.size_bytes if before is None else node.version == before.version

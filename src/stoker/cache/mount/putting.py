@@ -81,31 +81,31 @@ class Putting:
         """The origin gets no more of it for now: who waited for that knows."""
         effects: list[Effect] = []
         if staged.is_put or staged.is_removed or staged.is_abandoned:
-            effects = [done(unique) for unique in staged.waiting]
-            staged.waiting = []
-            effects += [] if staged.handles else self._end(staged, now)
+            effects = self._tell(staged, 0, now)
         return effects
 
+    def _tell(self, staged: Staged, code: int, now: float) -> list[Effect]:
+        """Those who waited; and who writes it anew goes on."""
+        effects: list[Effect] = [refused(unique, code) if code else done(unique) for unique in staged.waiting]
+        after, staged.waiting, staged.after = staged.after, [], []
+        effects += [] if staged.handles else self._end(staged, now)
+        return [*effects, *(effect for then in after for effect in then(now))]
+
     def _ended(self, staged: Staged, changes: tuple[int, int], answer: object, now: float) -> list[Effect]:
-        path = staged.path
         effects = self.drop_superseded(staged, now)
-        if isinstance(answer, Failed) and staged.changes != changes and self._is_wanted(staged):
-            # It was written to meanwhile: that may be all there was to it.
+        if isinstance(answer, Found):
+            effects += self._has_put(staged, answer, changes, now)
+        if self._is_wanted(staged) and not (isinstance(answer, Failed) and staged.changes == changes):
+            # Where it failed, what was written meanwhile may be all there was to it.
             return effects + self._ask(staged, now)
+        path, staged.is_putting = staged.path, False
         if isinstance(answer, Failed):
             # Who was told that it failed is not to find it done by what is tried when all have closed it.
             staged.is_abandoned = staged.is_abandoned or bool(staged.waiting)
             effects.append(remembered(self._state.staged.records_of(staged)))
-            effects += [refused(unique, answer.code) for unique in staged.waiting]
-            staged.waiting = []
-            effects += [] if staged.handles else self._end(staged, now)
+            effects += self._tell(staged, answer.code, now)
         else:
-            assert isinstance(answer, Found)
-            effects += self._has_put(staged, answer, changes, now)
-            if self._is_wanted(staged):
-                return effects + self._ask(staged, now)
             effects += self._has_gone_on(staged, now)
-        staged.is_putting = False
         return effects + self._state.busy.leave([path], now)
 
     def _has_put(self, staged: Staged, found: Found, changes: tuple[int, int], now: float) -> list[Effect]:

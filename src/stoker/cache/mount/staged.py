@@ -43,6 +43,8 @@ class Staged:
     is_ended: bool = False
     waiting: list[int] = field(default_factory=list)
     """Requests that are answered when the origin has it."""
+    after: list[Then] = field(default_factory=list)
+    """Who writes it anew, and is not to be taken for what those wait for."""
     superseded: list[int] = field(default_factory=list)
     """Files that it lay in before, which are still being read."""
     before: tuple[int, int] | None = None
@@ -129,10 +131,21 @@ class StagedFiles:
         self._next += 1
         return self._next
 
-    def add(self, stage: int, node: int, path: str, process: int, *, is_new: bool = False) -> Staged:
+    def add(
+        self,
+        stage: int,
+        node: int,
+        path: str,
+        process: int,
+        *,
+        is_new: bool = False,
+        is_removed: bool = False,
+    ) -> Staged:
         """It is empty, and the origin knows nothing of it."""
-        staged = Staged(stage, node, path, process, is_new=is_new)
-        self._staged[stage] = self._paths[path] = self._nodes[node] = staged
+        staged = Staged(stage, node, path, process, is_new=is_new, is_removed=is_removed)
+        self._staged[stage] = self._nodes[node] = staged
+        if not is_removed:
+            self._paths[path] = staged
         return staged
 
     def open(self, handle: int, staged: Staged) -> None:
@@ -200,9 +213,15 @@ class StagedFiles:
             self.restage(staged, record.stage)
         if staged is None:
             staged = self.add(
-                record.stage, record.node, record.path, abs(record.process), is_new=record.is_new
-            )
-        if staged.path != record.path:
+                record.stage, record.node, record.path, abs(record.process), is_new=record.is_new,
+                is_removed=record.is_removed,
+            )  # fmt: skip
+        if record.is_removed:
+            # Its name may be another's by now.
+            staged.is_removed = True
+            self.forget_path(staged)
+            staged.path = record.path
+        elif staged.path != record.path:
             self.move(staged, record.path)
         staged.process, staged.size_bytes, staged.revision = (
             abs(record.process),
@@ -211,9 +230,6 @@ class StagedFiles:
         )
         staged.put_revision, staged.is_abandoned = record.put_revision, record.is_abandoned
         staged.is_killed = record.process < 0
-        if record.is_removed:
-            staged.is_removed = True
-            self.forget_path(staged)
         if record.handle and record.handle not in self._handles:
             self.open(record.handle, staged)
         return staged

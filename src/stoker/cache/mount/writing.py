@@ -88,6 +88,10 @@ class WritingFiles:
             if state.handles.backing_of(node.number) or (found and found.node != node.number):
                 busy = refused(unique, errno.EBUSY if found else errno.ETXTBSY)
                 return [busy, *state.waiting.ask_alone(StageDrop(stage), at)]
+            if truncates and found and found.waiting:
+                # Or what is not whole yet would be put for those who wait, or theirs never.
+                found.after.append(lambda later: then(answer, later))
+                return []
             found = found or state.staged.add(stage, node.number, node.path, header.pid)
             dropped: list[Effect] = []
             if truncates:
