@@ -41,7 +41,12 @@ class WritingCalls(Calls):
                 except OSError as error:
                     if error.errno != errno.ENOENT:
                         raise
-                    return (yield from self._create(parent, name))
+                    try:
+                        return (yield from self._create(parent, name))
+                    except OSError as error:
+                        if error.errno != errno.ESTALE or is_again:
+                            raise
+                        continue
                 finally:
                     kernel.unlock(parent, is_alone=True)
             finally:
@@ -65,6 +70,8 @@ class WritingCalls(Calls):
         """Of a file that is written here nothing is kept, which is as if pages were locked while they are read."""
         if file.inode.node not in self._kernel.written or file.content is not None:
             return (yield from super().read(file, offset, size_bytes))
+        if offset + size_bytes > file.inode.size_bytes:
+            yield from self._look(file.inode)
         stop = min(offset + size_bytes, file.inode.size_bytes)
         if offset >= stop:
             return b""
@@ -88,12 +95,8 @@ class WritingCalls(Calls):
             node = 0
             try:
                 node = yield from self._walk(path, is_again=is_again)
-                inode = kernel.inodes[node]
-                if inode.attr_until <= kernel.now:
-                    asked_at = kernel.changes
-                    body = yield from self._ask(Opcode.GETATTR, node, bytes(16))
-                    kernel.told(node, struct.unpack_from("=QIIQQ", body)[4], asked_at)
-                return inode
+                yield from self._look(kernel.inodes[node])
+                return kernel.inodes[node]
             except OSError as error:
                 if error.errno != errno.ESTALE or is_again:
                     raise
@@ -165,6 +168,14 @@ class WritingCalls(Calls):
                 kernel.unlock(one, is_alone=True)
             kernel.unpin(parent)
             kernel.unpin(to_parent)
+
+    def _look(self, inode: Inode) -> Steps[None]:
+        """What it looks like now, if that may be another than before."""
+        kernel = self._kernel
+        if inode.attr_until <= kernel.now:
+            asked_at = kernel.changes
+            body = yield from self._ask(Opcode.GETATTR, inode.node, bytes(16))
+            kernel.told(inode.node, struct.unpack_from("=QIIQQ", body)[4], asked_at)
 
     # -- parts of them ---------------------------------------------------------------------------------------------
 
@@ -243,6 +254,7 @@ class WritingCalls(Calls):
         inode.by_requests += 1
         inode.pages.clear()
         self._kernel.resized(inode, 0)
+        inode.attr_until = 0.0
         return File(inode, handle)
 
     def _step(self, parent: int, name: bytes, *, is_again: bool, is_locked: bool = False) -> Steps[int]:

@@ -66,6 +66,11 @@ class Draft:
     is_open: bool = False
     touches: str = ""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody knows its name."""
+        return self.is_loose and self.path is None
+
     def may_be_whole(self, content: bytes) -> bool:
         """Whether the origin may get that."""
         return any(
@@ -94,6 +99,15 @@ class WritingTruth(MountWorld):
         self.touching[path] += 1
         self.touched[path] += 1
 
+    def moves_perhaps(self, path: str, to: str) -> None:
+        """What is written as the one, or nobody knows as what, may be called the other by now."""
+        for draft in self.drafts:
+            if draft.path == path or (draft.is_lost and path in draft.names):
+                for other in self.drafts:
+                    if other is not draft and other.is_active and draft.is_active and to in other.names:
+                        other.is_loose = draft.is_loose = True
+                draft.names.add(to)
+
     def also(self, path: str | None, draft: Draft | None) -> None:
         """What is there may be that as well; None: anything."""
         if path is None or (may_be := self.may_be[path]) is None:
@@ -115,6 +129,8 @@ class WritingTruth(MountWorld):
         self.say(f"the origin gets {path}: {len(content)} bytes")
         for draft in self.drafts:
             if path in draft.names and (draft.is_loose or draft.may_be_whole(content)):
+                return
+            if draft.is_lost and draft.may_be_whole(content):
                 return
         self.check(False, f"the origin gets {content!r} as {path}, which nobody has made whole")
 

@@ -316,9 +316,8 @@ class MountWritingWorld(WritingTruth):
         began = [self.touched[name] for name in names]
         syncs = {draft: draft.syncs for draft in self.drafts if draft.path in names}
         opened = {draft for draft in syncs if draft.is_open}
-        for draft in syncs:
-            if to is not None and draft.path == path:
-                draft.names.add(to)
+        if to is not None:
+            self.moves_perhaps(path, to)
         try:
             yield from call
         except OSError as error:
@@ -340,9 +339,9 @@ class MountWritingWorld(WritingTruth):
         if to is not None:
             self.may_be[to] = self.may_be[path] if is_alone else None
         self.may_be[path] = {None} if is_alone else None
+        if to is not None:
+            self.moves_perhaps(path, to)
         for draft in [draft for draft in self.drafts if draft.path in names]:
-            if to is not None and draft.path == path:
-                draft.names.add(to)
             if draft.in_sync or syncs.get(draft) != draft.syncs or draft not in opened:
                 draft.is_loose, draft.path = True, None
             elif draft.path == path and to is not None:

@@ -6,6 +6,8 @@ import errno
 import struct
 from collections import deque
 
+import pytest
+
 from stoker.cache.mount.core import MountCore
 from stoker.cache.mount.questions import (
     Ask,
@@ -181,19 +183,41 @@ def test_a_file_that_is_written_anew_does_not_lie_where_it_is_being_read() -> No
     mount = Writers()
     node, handle = mount.create("a")
     mount.write(node, handle, b"x" * 10)
-    mount.sync(node, handle)
+    assert mount.code(mount.close(node, handle, pid=OTHER)) == 0
+    mount.release(node, handle)
     (put,) = mount.puts()
     opened = mount.ask(Opcode.OPEN, node, struct.pack("=II", WRITE_ONLY | TRUNCATE, 0), pid=OTHER)
     other = struct.unpack_from("=Q", mount.said[opened][1])[0]
     mount.write(node, other, b"z")
     mount.answer(put, found(10))
+    assert StageDrop(put.stage) in mount.asked
+    mount.close(node, other, pid=OTHER)
+    (again,) = mount.puts()
+    assert again.stage != put.stage
+    mount.answer(again, found(1, "v2"))
+    mount.release(node, other)
+    assert len(mount.core.state.staged) == 0
+
+
+@pytest.mark.parametrize("answer", [found(10), Failed(errno.EIO)])
+def test_who_writes_a_file_anew_waits_for_those_who_wait_for_what_it_was(answer: object) -> None:
+    """Or what is half written would be put for them, where theirs fails first, or theirs would never be put."""
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x" * 10)
+    sync = mount.sync(node, handle)
+    (put,) = mount.puts()
+    opened = mount.ask(Opcode.OPEN, node, struct.pack("=II", WRITE_ONLY | TRUNCATE, 0), pid=OTHER)
+    assert mount.code(opened) is None
+    mount.answer(put, answer)
+    assert mount.code(sync) == (answer.code if isinstance(answer, Failed) else 0)
+    other = struct.unpack_from("=Q", mount.said[opened][1])[0]
+    mount.write(node, other, b"z")
+    assert not mount.puts(), "nobody has made it whole"
+    mount.close(node, other, pid=OTHER)
     (again,) = mount.puts()
     assert again.stage != put.stage
     assert StageDrop(put.stage) in mount.asked
-    mount.answer(again, found(1, "v2"))
-    for one in (handle, other):
-        mount.release(node, one)
-    assert len(mount.core.state.staged) == 0
 
 
 def test_copies_of_a_descriptor_and_empty_files_make_nothing_whole() -> None:
@@ -317,7 +341,11 @@ def test_what_a_daemon_did_not_live_to_answer_is_done_once() -> None:
     mount.release(node, handle)
     rename = mount.rename("a", "b", unique=90 | RESENT)
     mount.answer(Rename("a", "b", True), Failed(errno.ENOENT))
+    mount.answer(Find("b"), found(1, "v2"))
     assert mount.code(rename) == 0
+    moved = mount.core.state.nodes.get(node)
+    assert moved is not None
+    assert (moved.path, moved.version) == ("b", "v2"), "the kernel has moved its name"
     assert mount.code(mount.rename("a", "b")) is None
     mount.answer(Rename("a", "b", True), Failed(errno.ENOENT))
     assert mount.code(mount.unique) == errno.ENOENT

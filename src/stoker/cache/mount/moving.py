@@ -109,11 +109,12 @@ class Moving:
                     return state.waiting.ask(unique, Find(to), found_out, at, is_patient=True)
                 return [refused(unique, answer.code), *state.busy.leave([path, to], at)]
             assert isinstance(answer, tuple)
-            return [*self._renamed(unique, path, to, *answer, at), *state.busy.leave([path, to], at)]
+            before, after = answer
+            return [*self._renamed(unique, path, to, before, after, at), *state.busy.leave([path, to], at)]
 
         def found_out(there: object, at: float) -> list[Effect]:
             """What a daemon before did not live to answer it has done, if that is there."""
-            effects = [refused(unique, errno.ENOENT)]
+            effects: list[Effect] = [refused(unique, errno.ENOENT)]
             if isinstance(there, Found):
                 effects = self._renamed(unique, path, to, None, there, at)
             return [*effects, *state.busy.leave([path, to], at)]
@@ -128,7 +129,8 @@ class Moving:
             return self._rename_staged(unique, staged, to, now)
         # What nobody has open any more is put when this is done, under the name that it then has.
         is_open = any(one is not None and not one.is_put and one.handles for one in (staged, replaced))
-        return [refused(unique, errno.EBUSY)] if is_open else None
+        # What a daemon before may have begun is done to its end.
+        return [refused(unique, errno.EBUSY)] if is_open and not unique & RESENT else None
 
     def _rename_staged(self, unique: int, staged: Staged, to: str, now: float) -> list[Effect]:
         """The origin knows nothing of it yet: it will be put under its new name."""

@@ -24,6 +24,8 @@ from stoker.cache.mount.staged import Staged
 from stoker.cache.mount.state import MountState, done, refused, remembered
 from stoker.cache.mount.waiting import Failed
 
+EXCLUSIVE = 0o200
+"""In the flags of CREATE: nobody else may have made it."""
 SIZE = 1 << 3
 """In SETATTR: the size is to be another."""
 
@@ -44,13 +46,17 @@ class WritingFiles:
         again = state.handles.opened_by(unique)
         if again is not None and (made := state.nodes.get(again[1].node)) is not None:
             return [done(unique, self._created(made, again[0]))]
+        # Who does not insist on making it looks again, and opens it.
+        is_there = refused(unique, errno.EEXIST if asked.flags & EXCLUSIVE else errno.ESTALE)
         if state.staged.at(path) is not None:
-            return [refused(unique, errno.EEXIST)]
+            return [is_there]
         stage = state.staged.next_stage()
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 return [refused(header.unique, answer.code)]
+            if state.staged.at(path) is not None:
+                return [is_there, *state.waiting.ask_alone(StageDrop(stage), at)]
             node, _ = state.nodes.look_up(path, version=f"staged {stage}", modified_ns=state.wall_ns(at))
             staged = state.staged.add(stage, node.number, path, header.pid, is_new=True)
             handle, effects = self._open(unique, node, staged)
@@ -88,6 +94,9 @@ class WritingFiles:
             if state.handles.backing_of(node.number) or (found and found.node != node.number):
                 busy = refused(unique, errno.EBUSY if found else errno.ETXTBSY)
                 return [busy, *state.waiting.ask_alone(StageDrop(stage), at)]
+            if found is None and state.known.get(node.path, at) == (True, None):
+                # It was removed before it was opened: the kernel looks again by itself.
+                return [refused(unique, errno.ESTALE), *state.waiting.ask_alone(StageDrop(stage), at)]
             if truncates and found and found.waiting:
                 # Or what is not whole yet would be put for those who wait, or theirs never.
                 found.after.append(lambda later: then(answer, later))
