@@ -233,9 +233,9 @@ def test_damaged_records_are_left_out_if_asked(tmp_path: Path, stoker: Run) -> N
 
 
 def test_ctrl_c_leaves_nothing_half_done(tmp_path: Path) -> None:
-    with behind(tmp_path, "?stoker_mbps=8") as data:  # it is at work for 20 s
-        for n in range(40):
-            (data.folder / f"{n:02}.bin").write_bytes(os.urandom(500_000))
+    with behind(tmp_path, "?stoker_mbps=8") as data:  # it reads for 20 s, and writes a quarter of all at a time
+        for n in range(1024):
+            (data.folder / f"{n:04}.bin").write_bytes(os.urandom(20_000))
         folder = tmp_path / "o"
         command = started(data, "pack", "stoker://b/", str(folder), "--format", "tar", "--shard-size", "1MB")
         wait_for(lambda: any((folder / ".packing").glob("*")) if folder.exists() else False)
