@@ -233,7 +233,9 @@ def test_damaged_records_are_left_out_if_asked(tmp_path: Path, stoker: Run) -> N
 
 
 def test_ctrl_c_leaves_nothing_half_done(tmp_path: Path) -> None:
-    with behind(tmp_path, "?stoker_mbps=8") as data:  # it reads for 20 s, and writes a quarter of all at a time
+    with behind(
+        tmp_path, "?stoker_mbps=8"
+    ) as data:  # it reads for 20 s, and writes a quarter of all at a time
         for n in range(1024):
             (data.folder / f"{n:04}.bin").write_bytes(os.urandom(20_000))
         folder = tmp_path / "o"
