@@ -61,7 +61,7 @@ def start_weed(
 
 
 def wait_for_s3(endpoint: str, server: subprocess.Popen[bytes]) -> bool:
-    client = s3_client(endpoint)
+    client = s3_client(endpoint, connect_s=2, read_s=10)
     deadline = time.monotonic() + 45
     try:
         while time.monotonic() < deadline and server.poll() is None:
@@ -81,7 +81,7 @@ def wait_for_s3(endpoint: str, server: subprocess.Popen[bytes]) -> bool:
         client.close()
 
 
-def s3_client(endpoint: str):
-    config = Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 2})
+def s3_client(endpoint: str, connect_s: float = 30, read_s: float = 60):
+    config = Config(connect_timeout=connect_s, read_timeout=read_s, retries={"total_max_attempts": 2})
     keys = {"aws_access_key_id": "AK", "aws_secret_access_key": "SK", "region_name": "us-east-1"}
     return boto3.client("s3", endpoint_url=endpoint, config=config, **keys)

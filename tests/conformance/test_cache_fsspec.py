@@ -26,6 +26,7 @@ from stoker.cache.origin.port import Origin
 from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, ShortBody
 from stoker.testing.cache_origin import OriginConformance, fails, listed, streamed
 from tests.conformance.test_cache_origins import write_all
+from tests.e2e.etcd import free_ports
 from tests.http_servers import QuietHandler, QuietServer, running
 
 _numbers = itertools.count()
@@ -33,7 +34,7 @@ _numbers = itertools.count()
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
-        await asyncio.wait_for(test(), 60)
+        await asyncio.wait_for(test(), 120)
 
     asyncio.run(whole())
 
@@ -74,8 +75,7 @@ class Nginx:
         self.program = program
         self.folder = folder
         (folder / "o").mkdir(exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=self.port, etag=etag))
         self.start()
@@ -83,7 +83,7 @@ class Nginx:
     def start(self) -> None:
         command = [self.program, "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)]
         self.child = subprocess.Popen([*command, "-e", str(self.folder / "error.log")])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()

@@ -143,7 +143,7 @@ def test_no_write_under_a_condition_is_lost_among_processes(
     for child in children:
         assert child.stdout is not None
         child.stdout.close()
-        assert child.wait(100) == 0
+        assert child.wait(200) == 0
     run(after())
 
 

@@ -308,7 +308,7 @@ def from_server(server: BadServer, stop: int = 2_000_000) -> tuple[bytes, Except
             await origin.close()
 
     try:
-        asyncio.run(asyncio.wait_for(story(), 60))
+        asyncio.run(asyncio.wait_for(story(), 120))
     except (ObjectChanged, OriginError) as error:
         return b"".join(got), error
     return b"".join(got), None

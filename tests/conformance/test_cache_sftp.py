@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -26,6 +27,7 @@ from stoker.testing.cache_origin import LARGE, OriginConformance, fails
 from stoker.testing.cache_origin_uploads import UploadConformance
 from stoker.testing.cache_origin_writes import WritableConformance
 from tests.conformance.test_cache_origins import write_all
+from tests.e2e.etcd import free_ports
 
 CONFIG = """
 Port {port}
@@ -39,13 +41,8 @@ Subsystem sftp internal-sftp
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def wait_for(port: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -68,7 +65,7 @@ class Sshd:
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True
             )
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         (folder / "config").write_text(CONFIG.format(port=self.port, folder=folder))
         Path("/run/sshd").mkdir(exist_ok=True)
         self.start()
@@ -82,7 +79,8 @@ class Sshd:
         """With the connections that it has."""
         children = f"/proc/{self.child.pid}/task/{self.child.pid}/children"
         for pid in (int(pid) for pid in Path(children).read_text().split()):
-            os.kill(pid, 9)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
         self.child.kill()
         self.child.wait()
 

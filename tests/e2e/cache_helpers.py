@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,7 +68,7 @@ class ServerProcess:
 
     def finish(self) -> tuple[int, str]:
         """Wait for its end; exit code and stderr."""
-        _, errors = self.child.communicate(timeout=20)
+        _, errors = self.child.communicate(timeout=60)
         return self.child.returncode, errors
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -115,7 +117,30 @@ def client_of(server: ServerProcess, token: str | None = None) -> Iterator[Cache
 
 def wait_until_held(client: CacheClient, blocks: int) -> None:
     """What was read is stored soon after: wait until so many blocks are."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (held := client.status().held_blocks) < blocks:
         assert time.monotonic() < deadline, f"{held} of {blocks} blocks are held"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def still_told_of(*files: Path) -> Iterator[None]:
+    """Go on saying, where a fleet meets in a folder, that these are members, who say so no more themselves: else they
+    are none any more a few seconds later."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(0.5):
+            for file in files:
+                said = json.loads(file.read_text())
+                said["beat"] += 1
+                file.with_suffix(".new").write_text(json.dumps(said))
+                file.with_suffix(".new").replace(file)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -15,16 +15,19 @@ import numpy as np
 import stoker
 
 RECORDS = 200
+MANY_RECORDS = 100_000
+"""Of which a loop goes on until it is ended, however late that is."""
 
 
 class Slow:
     """Each record takes its time, and notes which process reads."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, records: int) -> None:
         self.seconds = seconds
+        self.records = records
 
     def __len__(self) -> int:
-        return RECORDS
+        return self.records
 
     def __getitem__(self, record: int) -> Any:
         time.sleep(self.seconds)
@@ -69,9 +72,8 @@ def main() -> None:
     if url:
         read(how, method, workers, url)
         return
-    loader = stoker.Loader(
-        Slow(0.02), global_batch_size=4, num_workers=workers, multiprocessing_context=method
-    )
+    slow = Slow(0.02, MANY_RECORDS if how == "go on" else RECORDS)
+    loader = stoker.Loader(slow, global_batch_size=4, num_workers=workers, multiprocessing_context=method)
     for step, _ in enumerate(loader):
         if step == 1:
             print(*(child.pid for child in multiprocessing.active_children()), flush=True)

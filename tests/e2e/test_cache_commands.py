@@ -15,9 +15,9 @@ from typing import NamedTuple
 import pytest
 
 from stoker.cache.client.loading import LoadCounts, Loader, Wanted
-from stoker.cache.client.servers import Servers
+from stoker.cache.client.servers import PATIENCE_S, Servers
 from stoker.cli.main import main
-from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served
+from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served, wait_until_held
 from tests.e2e.test_cache_fleet import TOKEN, fleet_of
 
 pytestmark = pytest.mark.real
@@ -69,7 +69,7 @@ def held_blocks(server: ServerProcess) -> int:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -246,7 +246,7 @@ def test_who_may_not_and_what_is_not_there(tmp_path: Path, stoker: Command) -> N
         assert "no cache server answers" in stoker(server, command).err
     for command in ("ls", "stat", "refresh", "evict", "pin", "load"):
         assert stoker(server, command, "stoker://b/k").code == 4
-    assert time.monotonic() - began < 10, "who never answered is not waited for"
+    assert time.monotonic() - began < PATIENCE_S, "who never answered is not waited for"
 
 
 def test_a_fleet_is_loaded_as_one(tmp_path: Path, stoker: Command) -> None:
@@ -277,12 +277,13 @@ def test_a_fleet_is_loaded_as_one(tmp_path: Path, stoker: Command) -> None:
 
 def test_a_server_of_the_fleet_is_lost_in_the_middle(tmp_path: Path) -> None:
     fill(tmp_path / "o", [f"k{n:04}" for n in range(1500)], 4000)
-    with fleet_of(tmp_path, "xyz", f"{tmp_path / 'o'}?stoker_mbps=8") as fleet:
+    # So slow that it is still under way, however late that is seen here.
+    with fleet_of(tmp_path, "xyz", f"{tmp_path / 'o'}?stoker_mbps=1") as fleet:
         command = started(fleet.servers["z"], "load", "stoker://b", "--json", "--jobs", "1", "--token", TOKEN)
         wait_until(lambda: sum(fleet.held_blocks().values()) > 700, "nothing is loaded")
         fleet.gone.append(fleet.servers["z"])
         fleet.servers.pop("z").child.kill()
-        out, err = command.communicate(timeout=120)
+        out, err = command.communicate(timeout=180)
         assert command.returncode == 0, (out, err)
         said = json.loads(out)
         assert said["complete"]
@@ -293,7 +294,9 @@ def test_a_server_of_the_fleet_is_lost_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_a_server_that_hangs_is_left(tmp_path: Path) -> None:
-    fill(tmp_path / "o", [f"k{n:04}" for n in range(1000)], 4000)
+    # Many more than are asked for before the first answer is looked at here, however late that is.
+    keys = [f"k{n:04}" for n in range(3000)]
+    fill(tmp_path / "o", keys, 1000)
     with fleet_of(tmp_path, "xyz", f"{tmp_path / 'o'}?stoker_mbps=16") as fleet:
         hung = fleet.servers["z"]
         stop = iter([lambda: hung.child.send_signal(signal.SIGSTOP)])
@@ -305,10 +308,10 @@ def test_a_server_that_hangs_is_left(tmp_path: Path) -> None:
         with Servers(hung.url, TOKEN, timeout_s=1.0) as servers:
             assert servers.fleet() is not None
             loader = Loader(servers, "b", jobs=2, silence_s=2.0)
-            counts = loader.run([Wanted(f"k{n:04}", 4000) for n in range(1000)], on_progress, 0.1)
-        assert (counts.objects, counts.failures, counts.passed) == (1000, [], 0)
+            counts = loader.run([Wanted(key, 1000) for key in keys], on_progress, 0.1)
+        assert (counts.objects, counts.failures, counts.passed) == (3000, [], 0)
         fleet.gone.append(fleet.servers.pop("z"))
-        assert 900 < sum(fleet.held_blocks().values()) <= 1000
+        assert 2700 < sum(fleet.held_blocks().values()) <= 3000
 
 
 def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
@@ -328,14 +331,13 @@ def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
 
 def test_an_interrupted_load_goes_on(tmp_path: Path, stoker: Command) -> None:
     fill(tmp_path / "o", [f"k{n:04}" for n in range(1000)], 4000)
-    with served(tmp_path / "d", {"b": f"{tmp_path / 'o'}?stoker_mbps=8"}) as server:
+    with served(tmp_path / "d", {"b": f"{tmp_path / 'o'}?stoker_mbps=2"}) as server:
         command = started(server, "load", "stoker://b")
         wait_until(lambda: held_blocks(server) > 100, "nothing is loaded")
         command.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        out, err = command.communicate(timeout=20)
+        out, err = command.communicate(timeout=60)
         assert (command.returncode, out, err) == (130, "", "stoker: interrupted\n")
-        assert time.monotonic() - began < 3.0
+        assert held_blocks(server) < 1000, "it does not wait for what it has asked for"
         said = stoker(server, "load", "stoker://b", "--json")
         assert said.code == 0
         assert int(said.json["held"]["objects"]) >= 100  # type: ignore[index,call-overload]
@@ -364,14 +366,18 @@ def test_top_in_a_pipe(tmp_path: Path, stoker: Command) -> None:
         assert once.out.splitlines()[2].split()[:3] == ["b", "0", "-"]
         command = started(server, "top", "--json", "--interval", "300ms")
         assert command.stdout is not None
-        assert json.loads(command.stdout.readline())["state"] == "ok"
+        look = json.loads(command.stdout.readline())
+        assert look["state"] == "ok"
         with client_of(server) as client:
             client.read_many("b", list(objects))
-        rows = [json.loads(command.stdout.readline())["buckets"][0] for _ in range(3)]
-        assert sum(row["origin_bytes_per_s"] for row in rows) * 0.3 == pytest.approx(20_000, rel=0.5)
-        assert rows[-1]["held_bytes"] == 20_000
+        read_bytes = 0.0
+        while look["buckets"][0]["held_bytes"] < 20_000:  # what it said before comes first
+            before_s, look = look["uptime_s"], json.loads(command.stdout.readline())
+            read_bytes += look["buckets"][0]["origin_bytes_per_s"] * (look["uptime_s"] - before_s)
+        assert read_bytes == pytest.approx(20_000, rel=0.01)
+        assert look["buckets"][0]["held_bytes"] == 20_000
         command.send_signal(signal.SIGINT)
-        _, err = command.communicate(timeout=10)
+        _, err = command.communicate(timeout=60)
         assert (command.returncode, err) == (130, "stoker: interrupted\n")
 
 
@@ -388,6 +394,7 @@ def test_status_tells_how_buckets_are_kept(tmp_path: Path, stoker: Command) -> N
         with client_of(server) as client:
             for key in ("a/1", "hot/1", "logs/1"):
                 client.read("b", key)
+            wait_until_held(client, 3)
         said = stoker(server, "status")
         lines = [line.strip() for line in said.out.splitlines()]
         assert "takes 12.3 KB of its quota of 41 KB (30%), at most 2 copies, ttl 1 min 0 s" in lines, said.out

@@ -74,7 +74,7 @@ def connections_of(server: ServerProcess) -> int:
 
 
 def wait_for_connections(server: ServerProcess, most: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (count := connections_of(server)) > most:
         assert time.monotonic() < deadline, f"{count} connections are left, {most} should be"
         time.sleep(0.05)

@@ -79,7 +79,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def wait_for_state(client: CacheClient, state: str) -> CacheStatus:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (status := client.status()).state != state:
         assert time.monotonic() < deadline, status
         time.sleep(0.05)
@@ -96,7 +96,7 @@ def read_all(server: ServerProcess, objects: dict[str, bytes]) -> None:
 def read_all_in_the_end(server: ServerProcess, objects: dict[str, bytes]) -> None:
     """An answer that had begun when its file failed is broken off; who asks again is answered, at the latest once the
     server has seen that."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             read_all(server, objects)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cache_helpers import client_of, fill, served
+from tests.e2e.cache_helpers import client_of, fill, served, wait_until_held
 
 
 @pytest.mark.real
@@ -22,3 +22,4 @@ def test_first_reads_are_misses_and_second_ones_are_hits(tmp_path: Path, size_by
                 assert [client.read("b", key) for key in objects] == list(objects.values())
             status = client.status()
             assert (status.hits, status.misses) == (hits, misses)
+            wait_until_held(client, 100)

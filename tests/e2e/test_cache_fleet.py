@@ -26,6 +26,7 @@ from stoker.wire.cache_api import (
     Refreshed,
 )
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill
+from tests.e2e.test_cache_fleet_start import wait_until
 
 pytestmark = pytest.mark.real
 TOKEN = "a-token-of-the-fleet"
@@ -56,17 +57,24 @@ class FleetOfServers:
     def client(self, name: str) -> contextlib.AbstractContextManager[CacheClient]:
         return client_of(self.servers[name], TOKEN)
 
-    def members(self, name: str) -> set[str]:
+    def told(self, name: str) -> FleetStatus:
         with self.client(name) as client:
-            found = client._call("GET", "/-/fleet", FleetStatus)
-        return {member.name for member in found.members}
+            return client._call("GET", "/-/fleet", FleetStatus)
+
+    def members(self, name: str) -> set[str]:
+        return {member.name for member in self.told(name).members}
 
     def wait_for_members(self, *names: str) -> None:
-        deadline = time.monotonic() + 20
+        """Until each of these knows all of them, and no others, and has been answered by each."""
+        deadline = time.monotonic() + 60
         for name in names:
-            while self.members(name) != set(names):
-                assert time.monotonic() < deadline, self.members(name)
+            while not self.has_met(name, set(names)):
+                assert time.monotonic() < deadline, self.told(name)
                 time.sleep(0.05)
+
+    def has_met(self, name: str, names: set[str]) -> bool:
+        told = self.told(name)
+        return {member.name for member in told.members} == names and not told.down
 
     def origin_bytes(self) -> int:
         total = 0
@@ -111,7 +119,7 @@ def fleet_of(folder: Path, names: str, origin: str, **spec: object) -> Iterator[
 
 
 def wait_until_held(fleet: FleetOfServers, blocks: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while sum(fleet.held_blocks().values()) < blocks:
         assert time.monotonic() < deadline, fleet.held_blocks()
         time.sleep(0.02)
@@ -189,7 +197,7 @@ def test_who_comes_later_takes_over_without_the_origin(tmp_path: Path) -> None:
         with fleet.client("z") as client:
             assert client.read_many("b", list(objects)) == list(objects.values())
         assert fleet.origin_bytes() == 600_000, "the owner before has it"
-        assert fleet.held_blocks()["z"] > 30
+        wait_until(lambda: fleet.held_blocks()["z"] > 30, "it keeps what it owns now")
 
 
 def test_who_comes_back_never_serves_what_was_overwritten(tmp_path: Path) -> None:
@@ -343,14 +351,11 @@ def test_copies_that_were_made_while_a_server_was_away_are_given_up(tmp_path: Pa
         fleet.wait_for_members("x", "y")
         with fleet.client("x") as client:
             assert client.read_many("b", list(objects)) == list(objects.values())
-        wait_until_held(fleet, blocks)
+        wait_until_held(fleet, blocks)  # by two, and what the third one holds makes copies of them
         fleet.start("z")
+        assert fleet.held_blocks()["z"] > 30
         fleet.wait_for_members(*"xyz")
-        assert sum(fleet.held_blocks().values()) > blocks
-        deadline = time.monotonic() + 30
-        while sum(fleet.held_blocks().values()) > blocks:
-            assert time.monotonic() < deadline, fleet.held_blocks()
-            time.sleep(0.2)
+        wait_until(lambda: sum(fleet.held_blocks().values()) <= blocks, "copies are given up")
         before = fleet.origin_bytes()
         for name in "xyz":
             with fleet.client(name) as client:
@@ -371,11 +376,8 @@ def test_a_server_that_was_stopped_hears_what_it_missed(tmp_path: Path) -> None:
             assert client.read_many("b", list(changed)) == list(changed.values())
         fleet.servers["z"].child.send_signal(signal.SIGCONT)
         fleet.wait_for_members(*"xyz")
-        deadline = time.monotonic() + 20
         with fleet.client("z") as client:
-            while client.read_many("b", list(changed)) != list(changed.values()):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: client.read_many("b", list(changed)) == list(changed.values()))
 
 
 def test_loading_puts_each_block_where_it_belongs(tmp_path: Path) -> None:

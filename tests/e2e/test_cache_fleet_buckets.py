@@ -12,9 +12,9 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.wire.cache_api import BucketSpec
-from tests.e2e.cache_helpers import client_of, fill, served
+from tests.e2e.cache_helpers import client_of, fill, served, still_told_of
 from tests.e2e.test_cache_fleet import FleetOfServers, fleet_of
-from tests.e2e.test_cache_fleet_start import members, wait_until
+from tests.e2e.test_cache_fleet_start import has_met, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -41,7 +41,8 @@ def test_a_bucket_is_added_everywhere_now_or_later(tmp_path: Path) -> None:
                 assert client.read_many("now", list(objects)) == list(objects.values())
         fleet.servers["y"].stop(signal.SIGKILL)
         fleet.servers["z"].child.send_signal(signal.SIGSTOP)
-        with fleet.client("x") as client:
+        gone = (tmp_path / "members" / f"{name}.member" for name in "yz")
+        with fleet.client("x") as client, still_told_of(*gone):
             assert client.add_bucket("later", origin).missed == ["y", "z"]
         fleet.servers["z"].child.send_signal(signal.SIGCONT)
         wait_until(lambda: buckets(fleet, "z") == {"b", "now", "later"}, "it is told when it is back")
@@ -53,7 +54,7 @@ def test_a_bucket_is_added_everywhere_now_or_later(tmp_path: Path) -> None:
             fleet.servers.pop(name).stop(signal.SIGKILL)
         fleet.start("w")
         assert buckets(fleet, "w") == {"b", "now", "later"}, "it is written down"
-        assert notes(fleet, "w") == ""
+        wait_until(lambda: notes(fleet, "w") == "")
         assert (tmp_path / "w" / "buckets.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -78,7 +79,7 @@ def test_a_bucket_that_is_another_one_elsewhere_is_refused_there(tmp_path: Path)
             with fleet.client(name) as client:
                 assert client.read("mine", "k") == theirs
         fleet.start("w", "--bucket", f"theirs={other}")
-        assert "bucket 'theirs' is not the same at x" in notes(fleet, "w")
+        wait_until(lambda: "bucket 'theirs' is not the same at x" in notes(fleet, "w"))
         wait_until(lambda: fleet.members("x") == set("wxyz"))
 
 
@@ -115,7 +116,7 @@ def test_buckets_of_one_name_and_two_origins_never_give_each_other_bytes(tmp_pat
         served(tmp_path / "x", {"b": str(tmp_path / "mine")}, *fleet, "--name", "x") as x,
         served(tmp_path / "y", {"b": str(tmp_path / "theirs")}, *fleet, "--name", "y") as y,
     ):
-        wait_until(lambda: members(x) == members(y) == {"x", "y"})
+        wait_until(lambda: has_met(x, {"x", "y"}) and has_met(y, {"x", "y"}))
         for server, objects in ((x, mine), (y, theirs)) * 2:
             with client_of(server) as client:
                 assert {key: client.read("b", key) for key in keys} == objects
@@ -142,7 +143,7 @@ def test_one_identity_makes_two_ways_to_an_origin_one(tmp_path: Path) -> None:
             config.write_text(f'[buckets.b]\norigin_url = "{tmp_path / way}"\nidentity = "the data"\n')
             options = ("--fleet", str(tmp_path / "members"), "--name", name, "--config", str(config))
             servers.append(stack.enter_context(served(tmp_path / name, {}, *options)))
-        wait_until(lambda: all(members(server) == {"x", "y"} for server in servers))
+        wait_until(lambda: all(has_met(server, {"x", "y"}) for server in servers))
         for server in servers:
             with client_of(server) as client:
                 assert {key: client.read("b", key) for key in objects} == objects

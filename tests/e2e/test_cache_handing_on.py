@@ -45,7 +45,7 @@ def read(server: ServerProcess, key: str) -> tuple[bytes, bool]:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -166,13 +166,13 @@ def test_readers_see_nothing_of_an_owner_that_is_gone_or_hangs(
                     if (said.status, said.body) != (200, data):
                         failed.append((key, said.status, len(said.body)))
                 if is_first:
-                    begun.wait(30)
+                    begun.wait(60)
                     is_first = False
 
         readers = [threading.Thread(target=follow) for _ in range(4)]
         for one in readers:
             one.start()
-        begun.wait(30)
+        begun.wait(60)
         x.child.send_signal(number)
         # Until the origin has given what the owner does not.
         until(lambda: figures(y)["stoker_cache_read_bytes_total"]["b", "origin"] >= SIZE * len(objects))

@@ -313,7 +313,7 @@ def evicted(client: CacheClient, files: Sequence[Descriptor], more: list[str], c
             client.read_many("b", [key])
         return all(file.is_given_up for file in files)
 
-    wait_for(gone, 60.0)
+    wait_for(gone, 150.0)
 
 
 def test_views_stay_what_they_are_when_the_server_evicts_and_stops(

@@ -85,7 +85,8 @@ def test_a_server_that_goes_is_no_matter_to_readers_of_ranges(tmp_path: Path, nu
     objects = {key: fill(tmp_path / "o", [key], size)[key] for key, size in SIZES.items()}
     with fleet_of(tmp_path, "xyz", str(tmp_path / "o")) as fleet:
         urls = ",".join(server.url for server in fleet.servers.values())
-        with open_client(urls, TOKEN, timeout_s=3.0) as client:
+        # Longer than a server takes to see that another one is silent.
+        with open_client(urls, TOKEN, timeout_s=10.0) as client:
             rng = random.Random(2)
             ranges = some_ranges(rng, 60)
             assert right(list(client.read_ranges("b", ranges)), objects, ranges)

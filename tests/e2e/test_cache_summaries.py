@@ -59,7 +59,7 @@ class Server:
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.child.poll() is None:
             self.child.send_signal(number)
-        self.child.communicate(timeout=20)
+        self.child.communicate(timeout=60)
 
     def blocks_told(self) -> dict[str, int]:
         with self.client() as client:

@@ -93,7 +93,7 @@ def test_files_belong_to_the_user_that_a_principal_is(tmp_path: Path) -> None:
         said = "writes_need_user = true\n" + text.replace("12345:54321", "7:8")
         (tmp_path / "access.toml").write_text(said)
         why = "nobody is nobody at the origin of the bucket 'data'"
-        wait_for(lambda: why in refusal(nobody, "plain"), 20)
+        wait_for(lambda: why in refusal(nobody, "plain"), 60)
         for refused in (
             lambda: nobody.delete_object(Bucket="data", Key="plain"),
             lambda: nobody.create_multipart_upload(Bucket="data", Key="plain"),
@@ -226,9 +226,9 @@ def test_writes_to_s3_are_signed_by_the_key_that_a_principal_has(tmp_path: Path)
             assert names == ["below/a", "below/large"]
             # The key is another from now on: one that may not, then one that may.
             (tmp_path / "vision.s3").write_text("NEITHER:neither-secret\n")
-            wait_for(lambda: "AccessDenied" in (why := refusal(vision, "later")) and "as NEITHER" in why, 20)
+            wait_for(lambda: "AccessDenied" in (why := refusal(vision, "later")) and "as NEITHER" in why, 60)
             (tmp_path / "vision.s3").write_text("SECONDKEY:second-secret\n")
-            wait_for(lambda: not refusal(vision, "later"), 20)
+            wait_for(lambda: not refusal(vision, "later"), 60)
             assert there.get_object(Bucket=BUCKET, Key="below/later")["Body"].read() == b"x"
 
 

@@ -233,34 +233,37 @@ def test_damaged_records_are_left_out_if_asked(tmp_path: Path, stoker: Run) -> N
 
 
 def test_ctrl_c_leaves_nothing_half_done(tmp_path: Path) -> None:
-    with behind(tmp_path, "?stoker_mbps=40") as data:
-        for n in range(40):
-            (data.folder / f"{n:02}.bin").write_bytes(os.urandom(500_000))
+    with behind(
+        tmp_path, "?stoker_mbps=8"
+    ) as data:  # it reads for 20 s, and writes a quarter of all at a time
+        for n in range(1024):
+            (data.folder / f"{n:04}.bin").write_bytes(os.urandom(20_000))
         folder = tmp_path / "o"
         command = started(data, "pack", "stoker://b/", str(folder), "--format", "tar", "--shard-size", "1MB")
         wait_for(lambda: any((folder / ".packing").glob("*")) if folder.exists() else False)
         command.send_signal(signal.SIGINT)
-        _, err = command.communicate(timeout=20)
+        _, err = command.communicate(timeout=60)
         assert command.returncode == 130
         assert "interrupted" in err
         assert not folder.exists()
 
 
 def test_ctrl_c_while_an_index_is_built(tmp_path: Path) -> None:
-    with behind(tmp_path, "?stoker_mbps=16") as data:
+    with behind(tmp_path, "?stoker_mbps=4") as data:  # it is at work for 17 s
         for n in range(8):
             (data.folder / f"{n}.txt").write_bytes(b"0123456789\n" * 100_000)
         command = started(data, "index", "stoker://b/", "--format", "lines")
         wait_for(lambda: data.origin_bytes > 0)
         time.sleep(0.3)
         command.send_signal(signal.SIGINT)
-        _, err = command.communicate(timeout=20)
+        _, err = command.communicate(timeout=60)
         assert command.returncode == 130
         assert "interrupted" in err
         assert not data.indexes
         assert not list(data.settings.directory.rglob("*.partial"))
+    with behind(tmp_path) as data:
         again = started(data, "index", "stoker://b/", "--format", "lines", "--json")
-        out, err = again.communicate(timeout=60)
+        out, err = again.communicate(timeout=120)
         assert json.loads(out)["records"] == 800_000
         assert err == ""
 

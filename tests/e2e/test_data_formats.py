@@ -397,5 +397,5 @@ def test_one_process_of_many_builds_the_index(tmp_path: Path) -> None:
             )
             for _ in range(4)
         ]
-        said = sorted(child.communicate(timeout=60)[0].strip() for child in children)
+        said = sorted(child.communicate(timeout=200)[0].strip() for child in children)
         assert said == ["300 built", "300 found", "300 found", "300 found"]

@@ -21,7 +21,7 @@ from stoker.data.loader import Loader
 from stoker.data.session import Session, session
 from stoker.errors import ConfigError, DatasetChanged
 from tests.e2e.data_helpers import Behind, behind, write_tar
-from tests.e2e.run_helpers import SCRIPTS, ledger, run
+from tests.e2e.run_helpers import SCRIPTS, ledger, run, wait_for
 
 pytestmark = [
     pytest.mark.real,
@@ -131,8 +131,7 @@ def test_the_cache_is_told_the_order_of_groups(data: Behind) -> None:
         read = [number for batch in loader for number in numbers(batch)]
         assert sorted(read) == list(range(RECORDS))
         next(iter(loader))
-        (stream,) = orders.orders(data.client, "b").streams
-        assert stream.stop >= RECORDS
+        wait_for(lambda: [one.stop >= RECORDS for one in orders.orders(data.client, "b").streams] == [True])
 
 
 def test_shards_are_groups_and_large_ones_are_several(data: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +189,7 @@ def test_a_world_that_shrinks_in_the_middle_of_an_epoch(tmp_path: Path, workers:
     write(origin)
     done = run(tmp_path, "run", "--nproc-per-node", "3", "--max-restarts", "0", "--audit", "--bucket",
                f"rows=file://{tmp_path / 'origin'}", str(SCRIPTS / "read_table.py"), "stoker://rows/train/",
-               NW=workers)  # fmt: skip
+               timeout_s=240, NW=workers)  # fmt: skip
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err, done.text
     assert {entry["world_size"] for entry in ledger(tmp_path, "world")} == {3, 2}

@@ -14,12 +14,12 @@ import pytest
 
 from stoker.data.loader import Loader
 from stoker.data.loader_report import Epoch, Report
-from tests.e2e.cache_helpers import fill
+from tests.e2e.cache_helpers import fill, wait_until_held
 from tests.e2e.data_helpers import behind
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
 SCRIPT = Path(__file__).with_name("report_script.py")
@@ -48,6 +48,7 @@ def looped(
             for _ in range(2):
                 for _ in loader:
                     time.sleep(step_s)
+                wait_until_held(cache.client, len(NAMES))
             report = loader.report()
     for epoch in report.epochs:
         assert (epoch.steps, epoch.records, epoch.size_bytes) == (8, 128, 128 * 20_000)
@@ -64,27 +65,27 @@ def share(epoch: Epoch, cause: str) -> float:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_origin_is_what_the_first_epoch_waits_for(tmp_path: Path, workers: int) -> None:
-    report = looped(tmp_path, workers, origin="?stoker_mbps=12&stoker_latency_ms=5")
+    report = looped(tmp_path, workers, origin="?stoker_mbps=3&stoker_latency_ms=5")
     cold, warm = report.epochs
     assert share(cold, "origin_s") > 0.7, report
     assert report.verdict.startswith("the origin was the limit: "), report
     assert "later epochs did not need it" in report.verdict
     assert cold.cache is not None
     assert cold.cache.origin_bytes >= 128 * 20_000
-    assert 0.3e6 < cold.origin_bytes_per_s < 1.6e6, report  # 1.5 MB/s
+    assert 0.075e6 < cold.origin_bytes_per_s < 0.4e6, report  # 0.375 MB/s
     assert (warm.hit_ratio, warm.settled()["origin_s"]) == (1.0, 0.0), report
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_slow_decoding_is_what_every_epoch_waits_for(tmp_path: Path, workers: int) -> None:
-    report = looped(tmp_path, workers, decode_s=0.01)
+    report = looped(tmp_path, workers, decode_s=0.04)
     for epoch in report.epochs:
         assert share(epoch, "decoding_s") > 0.7, report
     assert report.verdict.startswith("decoding was the limit"), report
 
 
 def test_a_loop_that_is_slow_itself_waits_for_little(tmp_path: Path) -> None:
-    report = looped(tmp_path, 2, step_s=0.15)
+    report = looped(tmp_path, 2, step_s=0.6)
     warm = report.epochs[1]
     assert warm.waited_s < 0.2 * warm.wall_s, report
 
@@ -98,7 +99,7 @@ def finished(tmp_path: Path, how: str, **environment: str) -> subprocess.Complet
         env={**os.environ, "STOKER_CACHE_DIR": str(tmp_path / "cache"), "STOKER_REPORT": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=270,
         check=False,
     )
 

@@ -34,7 +34,7 @@ def ran(tmp_path: Path, *arguments: str) -> Any:
     environment["STOKER_CACHE_DIR"] = str(tmp_path / "cache")
     done = subprocess.run(
         [sys.executable, SCRIPT, *arguments],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        env=environment, capture_output=True, text=True, timeout=270, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "using a cache folder of this process's own" not in done.stderr

@@ -26,8 +26,9 @@ from stoker.errors import (
     ObjectNotFound,
     StokerError,
 )
-from tests.conformance.test_cache_fsspec import Nginx
+from tests.conformance.test_cache_fsspec import Nginx, PlainServer
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served
+from tests.http_servers import running
 
 pytestmark = [
     pytest.mark.real,
@@ -68,6 +69,24 @@ def known(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 def client(server: ServerProcess) -> Iterator[CacheClient]:
     with client_of(server, TOKEN) as found:
         yield found
+
+
+class Held(PlainServer):
+    """Sends no bytes of any object before it may."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_send = threading.Event()
+        self.on_body = lambda: self.may_send.wait(120)  # type: ignore[assignment]
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    (tmp_path / "held").mkdir()
+    origin = Held(tmp_path / "held")
+    with running(origin):
+        yield origin
+        origin.may_send.set()
 
 
 def urls_of(folder: Path, name: str) -> list[str]:
@@ -177,7 +196,7 @@ def test_a_token_that_may_not_is_said_to_be_none(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(AccessDenied):
         stoker.open("stoker://b/text")
     with pytest.raises(AccessDenied):
-        stoker.prefetch("stoker://b/text").wait(30)
+        stoker.prefetch("stoker://b/text").wait(60)
 
 
 def test_without_a_cache_server_it_is_said_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +270,9 @@ def test_a_prefetch_asks_another_server_where_the_first_is_gone(
     assert stoker.prefetch(["stoker://b/text", "stoker://b/small/"]).wait(60).is_complete
 
 
-def test_a_prefetch_is_waited_for_no_longer_than_asked_and_goes_on(tmp_path: Path) -> None:
-    objects = fill(tmp_path / "o", [f"{n}" for n in range(5)], 100_000)
-    slow = f"{(tmp_path / 'o').as_uri()}/?stoker_mbps=2"
-    loading = stoker.prefetch(list(objects), base=slow)
+def test_a_prefetch_is_waited_for_no_longer_than_asked_and_goes_on(held: Held) -> None:
+    objects = fill(held.folder, [f"{n}" for n in range(5)], 100_000)
+    loading = stoker.prefetch(list(objects), base=held.url)
     with pytest.raises(TimeoutError):
         loading.wait(0.01)
     assert not loading.is_done
@@ -262,6 +280,7 @@ def test_a_prefetch_is_waited_for_no_longer_than_asked_and_goes_on(tmp_path: Pat
     async def give_up_then_wait() -> int:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(loading, 0.01)
+        held.may_send.set()
         return (await loading).loaded
 
     async def wait_in_another_loop() -> int:
@@ -271,18 +290,20 @@ def test_a_prefetch_is_waited_for_no_longer_than_asked_and_goes_on(tmp_path: Pat
     assert asyncio.run(wait_in_another_loop()) == 5
 
 
-def test_a_fork_does_not_wait_for_its_parents_prefetch(objects: dict[str, bytes]) -> None:
-    loading = stoker.prefetch("stoker://b/text")
+def test_a_fork_does_not_wait_for_its_parents_prefetch(objects: dict[str, bytes], held: Held) -> None:
+    fill(held.folder, ["k"])
+    loading = stoker.prefetch(["k"], base=held.url)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            loading.wait(30)
+            loading.wait(60)
         except EnvironmentProblem:
-            code = 0 if stoker.prefetch("stoker://b/text").wait(30).is_complete else 2
+            code = 0 if stoker.prefetch("stoker://b/text").wait(60).is_complete else 2
         finally:
             os._exit(code)
-    assert loading.wait(30).is_complete
+    held.may_send.set()
+    assert loading.wait(60).is_complete
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -347,11 +368,11 @@ def test_several_loops_in_several_threads_read(objects: dict[str, bytes]) -> Non
     assert wrong == []
 
 
-def test_who_stops_waiting_disturbs_nobody(tmp_path: Path, objects: dict[str, bytes]) -> None:
+def test_who_stops_waiting_disturbs_nobody(held: Held, objects: dict[str, bytes]) -> None:
     """Reads of a slow origin fill all threads and are given up; reads after them find threads and whole answers."""
-    slow_objects = fill(tmp_path / "o", [f"{n:03}" for n in range(stoker.aio.THREADS + 20)], 1000)
-    slow = f"{(tmp_path / 'o').as_uri()}/?stoker_latency_ms=300"
-    place = attach.attach_folder(slow)
+    slow_objects = fill(held.folder, [f"{n:03}" for n in range(stoker.aio.THREADS + 20)], 1000)
+    fill(held.folder, ["late"])
+    place = attach.attach_folder(held.url)
 
     async def test() -> None:
         tasks = [
@@ -360,6 +381,7 @@ def test_who_stops_waiting_disturbs_nobody(tmp_path: Path, objects: dict[str, by
         await asyncio.sleep(0.05)
         for task in tasks[::2]:
             task.cancel()
+        held.may_send.set()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         for number, (name, found) in enumerate(zip(slow_objects, ended, strict=True)):
             if number % 2:
@@ -371,8 +393,9 @@ def test_who_stops_waiting_disturbs_nobody(tmp_path: Path, objects: dict[str, by
                 *(stoker.aio.read(f"stoker://b/small/{n:03}") for n in range(100))
             )
             assert found_now == [objects[f"small/{n:03}"] for n in range(100)]
+        held.may_send.clear()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(stoker.aio.read_many(["none"], base=slow), 0.01)
+            await asyncio.wait_for(stoker.aio.read_many(["late"], base=held.url), 0.01)
 
     asyncio.run(test())
 

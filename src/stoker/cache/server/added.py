@@ -166,7 +166,7 @@ class AddedBuckets:
                 if at_ms > said.removed.get(name, 0):
                     await self._engine.fleet.peers.remove_bucket(member.url, name, at_ms)
         except CacheUnavailable as error:
-            self._engine.fleet.lost(member.name, error)
+            self._engine.fleet.vetting.lost(member.name, str(error))  # it may be none yet
             return
         except StokerError as error:
             log.warning("%s does not remove what was removed: %s", member.name, error)
@@ -177,7 +177,7 @@ class AddedBuckets:
             try:
                 await self._tell(member.name, member.url, name, spec)
             except CacheUnavailable as error:
-                self._engine.fleet.lost(member.name, error)
+                self._engine.fleet.vetting.lost(member.name, str(error))
                 return
 
     def _learn(self, member: str, specs: Mapping[str, BucketSpec]) -> None:

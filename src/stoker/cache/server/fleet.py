@@ -182,8 +182,9 @@ class Fleet:
                 yield left[0], url
 
     def lost(self, name: str, error: CacheUnavailable) -> None:
-        """A member could not be reached, or refuses this server."""
-        self.vetting.lost(name, str(error))
+        """A member could not be reached, or refuses this server; one that has left since it was asked is none."""
+        if name in self._urls:
+            self.vetting.lost(name, str(error))
 
     async def ask_all(self, question: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
         """What every other member says, and the names of those that said nothing."""
