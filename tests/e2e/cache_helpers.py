@@ -66,7 +66,7 @@ class ServerProcess:
 
     def finish(self) -> tuple[int, str]:
         """Wait for its end; exit code and stderr."""
-        _, errors = self.child.communicate(timeout=20)
+        _, errors = self.child.communicate(timeout=60)
         return self.child.returncode, errors
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -115,7 +115,7 @@ def client_of(server: ServerProcess, token: str | None = None) -> Iterator[Cache
 
 def wait_until_held(client: CacheClient, blocks: int) -> None:
     """What was read is stored soon after: wait until so many blocks are."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (held := client.status().held_blocks) < blocks:
         assert time.monotonic() < deadline, f"{held} of {blocks} blocks are held"
         time.sleep(0.01)
