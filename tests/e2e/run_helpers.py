@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
-
-from tests.e2e.etcd import free_ports
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TOY = str(SCRIPTS / "toy.py")
@@ -128,8 +127,10 @@ def run(folder: Path, *arguments: str, timeout_s: float = 90.0, **environment: s
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses at this moment, and that the kernel gives to nobody who connects."""
-    return free_ports(1)[0]
+    """A TCP port that nobody uses at this moment."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 90.0, why: str = "condition") -> Any:
