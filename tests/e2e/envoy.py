@@ -55,7 +55,7 @@ class DiscoveryProcess:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.child.send_signal(number)
-        self.child.communicate(timeout=20)
+        self.child.communicate(timeout=60)
         return self.child.returncode
 
 
@@ -87,7 +87,7 @@ class EnvoyProcess:
     def stop(self) -> None:
         if self.child.poll() is None:
             self.child.terminate()
-        self.child.wait(timeout=20)
+        self.child.wait(timeout=60)
 
     def stats(self, prefix: str) -> dict[str, int]:
         url = f"http://127.0.0.1:{self.admin_port}/stats?format=json&filter=^{prefix.replace('.', '[.]')}"
@@ -122,7 +122,7 @@ class EnvoyProcess:
             return ask(connection, target, method=method, headers=headers, body=body)
 
     def connection(self) -> contextlib.closing[http.client.HTTPConnection]:
-        return contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30))
+        return contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60))
 
     def owners(self, bucket: str, keys: Iterable[str], headers: dict[str, str]) -> dict[str, str]:
         """Which server answers for each key."""
@@ -154,7 +154,7 @@ def ask(
     return Got(answer.status, answer.getheader("x-stoker-server") or "", answer.read())
 
 
-def wait_until(holds: Callable[[], bool], why: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(holds: Callable[[], bool], why: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(OSError, KeyError, json.JSONDecodeError, http.client.HTTPException):

@@ -20,11 +20,13 @@ from typing import Any
 
 
 def _candidates() -> Iterator[int]:
-    """Ports below those that the kernel takes for connections, again and again, each process from another start."""
-    lowest, count = 20_000, 10_000
-    start = os.getpid() * 2_654_435_761 % count
+    """Ports below those that the kernel takes for connections, and between those of seaweedfs (`s3_server.py`), again
+    and again. Each process of pytest-xdist has its own, and each other process another start."""
+    lowest, count, processes = 23_000, 600, 8
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % processes
+    start = os.getpid() * 2_654_435_761
     for step in itertools.count():
-        yield lowest + (start + step) % count
+        yield lowest + (start + step) % count * processes + own
 
 
 _PORTS = _candidates()
@@ -123,7 +125,7 @@ class Etcd:
             member.start(cluster)
         self.wait_healthy()
 
-    def wait_healthy(self, timeout_s: float = 30.0) -> None:
+    def wait_healthy(self, timeout_s: float = 60.0) -> None:
         """Wait until every running member answers a linearizable read."""
         deadline = time.monotonic() + timeout_s
         for member in self.members:

@@ -153,3 +153,8 @@ def map_when_told(path: str) -> list[str]:
 def held_bytes(path: str) -> int:
     """How much of a file the cache holds."""
     return int(os.getxattr(path, "user.stoker.held_bytes"))
+
+
+def all_held_bytes(folder: str, names: list[str]) -> list[int]:
+    """Of many files."""
+    return [held_bytes(f"{folder}/{name}") for name in names]

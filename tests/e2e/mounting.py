@@ -112,13 +112,18 @@ class Looking:
         def more() -> bool:
             nonlocal said
             assert self.process.stdout is not None
+            has_ended = self.has_ended()  # looked at first: its last words come before its end
             said += self.process.stdout.readline()
-            assert said or self.process.poll() is None, self.process.communicate()
+            assert said or not has_ended, self.process.communicate()
             return said.endswith("\n")
 
         wait_for(more, timeout_s, f"line of {self.command}")
         os.set_blocking(self.process.stdout.fileno(), True)
         return said.rstrip("\n")
+
+    def has_ended(self) -> bool:
+        """Whether it has."""
+        return self.process.poll() is not None
 
     def tell(self) -> str:
         """To go on; the line that it says then."""
@@ -250,7 +255,7 @@ class Mount:
         if self.holder.poll() is None:
             self.holder.send_signal(signal.SIGINT)
         try:
-            code: int = self.holder.wait(20)
+            code: int = self.holder.wait(WAIT_S)
         except psutil.TimeoutExpired:
             self.destroy()
             raise AssertionError(f"the mount does not end\n{self.log}") from None
@@ -267,7 +272,7 @@ class Mount:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.holder.wait()
-        psutil.wait_procs(family, timeout=20)
+        psutil.wait_procs(family, timeout=WAIT_S)
         while (there := mounted_on(str(self.folder))) is not None and there.file_system == FILE_SYSTEM:
             with contextlib.suppress(EnvironmentProblem):
                 device.unmount(str(self.folder), is_lazy=True)
@@ -297,12 +302,19 @@ def mounted(base: Path, source: str | Path, *options: str, cache: bool = True) -
 
 def wait_until_held(mount: Mount, name: str, size_bytes: int) -> None:
     """What was read is stored soon after."""
+    wait_until_all_held(mount, {name: size_bytes})
+
+
+def wait_until_all_held(mount: Mount, sizes: dict[str, int]) -> None:
+    """Each of many, in whatever order they are stored."""
     wait_for(
-        lambda: mount.call(readers.held_bytes, mount.folder / name) == size_bytes, WAIT_S, "file that is held"
+        lambda: mount.call(readers.all_held_bytes, mount.folder, list(sizes)) == list(sizes.values()),
+        WAIT_S,
+        "files that are held",
     )
 
 
-def stop(process: psutil.Process, seconds: float = 20.0) -> None:
+def stop(process: psutil.Process, seconds: float = WAIT_S) -> None:
     """Have a process stand still, and wait until it does."""
     process.suspend()
     until = time.monotonic() + seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import threading
 import uuid
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -53,6 +54,7 @@ class CountingProxy(QuietServer):
         super().__init__(_Relay)
         self.endpoint = urlsplit(endpoint)
         self.asked: list[Asked] = []
+        self.lock = threading.Lock()
         self.sent_bytes: Counter[str] = Counter()
 
     @property
@@ -84,10 +86,12 @@ class _Relay(QuietHandler):
                     self.send_header(name, value)
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
             self.send_header("Content-Length", length or "0")
+            if "list-type" not in parts.query and answer.status < 300:
+                # Before it is sent: who has all of it may be asked at once what it was.
+                with self.server.lock:
+                    self.server.sent_bytes[key] += len(body)
             self.end_headers()
             self.wfile.write(body)
-        if "list-type" not in parts.query and answer.status < 300:
-            self.server.sent_bytes[key] += len(body)
 
 
 class ManyKeys(QuietServer):

@@ -58,8 +58,13 @@ def test_files_of_pfio_are_read_once(tmp_path: Path) -> None:
             for name in names:  # from now on it is in the cache, or nowhere
                 (folder / name).unlink(missing_ok=True)
         with client_of(server) as client:
-            row = client.status().buckets[0]
-        assert (row.hits, row.misses) == (len(names), len(names))
+
+            def counted() -> tuple[int, int]:
+                row = client.status().buckets[0]
+                return row.hits, row.misses
+
+            wait_for(lambda: sum(counted()) >= 2 * len(names), lambda: f"{counted()} are counted")
+            assert counted() == (len(names), len(names))
 
 
 def test_a_fleet_serves_pfio_whichever_server_it_asks(tmp_path: Path) -> None:

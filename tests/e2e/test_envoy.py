@@ -191,7 +191,9 @@ def settle(envoys: list[EnvoyProcess], names: str, objects: dict[str, bytes]) ->
 def test_traffic_goes_on_while_discovery_is_away(tmp_path: Path, processes: Processes) -> None:
     objects = fill(tmp_path / "o", [f"k{n:03}" for n in range(100)], 5000)
     with fleet_of(tmp_path, "abc", str(tmp_path / "o")) as fleet:
-        discovery = processes.discovery("--fleet", f"{tmp_path}/members")
+        # At a port that is still its own when it is back.
+        listen = f"127.0.0.1:{free_ports(1)[0]}"
+        discovery = processes.discovery("--fleet", f"{tmp_path}/members", listen=listen)
         envoy = processes.envoy("envoy", "--discovery", discovery.address)
         envoy.wait_for_servers(3)
         with Readers([envoy], objects, AUTH) as readers:
@@ -206,7 +208,7 @@ def test_traffic_goes_on_while_discovery_is_away(tmp_path: Path, processes: Proc
             assert discovery.stop(signal.SIGINT) == 0
             fleet.start("d")
             readers.go_on(300)
-            processes.discovery("--fleet", f"{tmp_path}/members", listen=discovery.address)
+            processes.discovery("--fleet", f"{tmp_path}/members", listen=listen)
             settle([envoy], "acd", objects)
             (tmp_path / "members").rename(tmp_path / "elsewhere")
             readers.go_on(300)
@@ -225,7 +227,7 @@ def test_who_leaves_gets_nothing_new_though_nobody_tells_of_it(tmp_path: Path, p
         envoy.wait_for_servers(3)
         discovery.child.send_signal(signal.SIGSTOP)
         leaving = fleet.servers["c"]
-        slow = http.client.HTTPConnection(leaving.url.removeprefix("http://"), timeout=60)
+        slow = http.client.HTTPConnection(leaving.url.removeprefix("http://"), timeout=120)
         with contextlib.closing(slow), Readers([envoy], objects, AUTH) as readers:
             slow.request("GET", "/b/large", headers=AUTH)
             assert slow.getresponse().status == 200  # and it takes its time to read it

@@ -19,7 +19,7 @@ from stoker.cache.mount.places import mounted as all_mounted
 from stoker.errors import CacheUnavailable, ConfigError, EnvironmentProblem
 from tests.e2e import mount_readers as readers
 from tests.e2e.cache_helpers import served
-from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, run_beside
+from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, Mount, mounted, run_beside
 from tests.e2e.run_helpers import Finished, wait_for
 
 pytestmark = MOUNT_MARKS
@@ -113,7 +113,7 @@ def test_how_long_its_own_cache_believes_names_is_said(tmp_path: Path, way: str)
         assert mount.sh("ls $0; cat $0/a") == "a\nold"
         (origin / "a").write_text("new")
         (origin / "b").touch()
-        wait_for(lambda: mount.sh("ls $0; cat $0/a") == "a\nb\nnew", 20, "what is new")
+        wait_for(lambda: mount.sh("ls $0; cat $0/a") == "a\nb\nnew", WAIT_S, "what is new")
 
 
 def test_a_bucket_that_is_not_there_is_said(mount: Mount, origin: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_mount_is_found_from_every_environment(origin: Path, tmp_path: Path) -
         assert f"on {mount.folder} (mounted, process {mount.holder.pid})" in other("mount").out
         assert mount.sh("ls $0") == "l\ns\n"
         assert other("umount", str(mount.folder)).code == 0
-        assert mount.holder.wait(20) == 0
+        assert mount.holder.wait(WAIT_S) == 0
         assert not MountPlace(str(mount.folder)).path.exists(), "nothing is left of it"
 
 
@@ -216,7 +216,7 @@ def test_a_mount_of_which_nothing_is_known_is_not_taken_away(origin: Path, tmp_p
             assert mount.command("umount", str(mount.folder)).code == ENVIRONMENT, "somebody has a file open"
             assert mount.command("umount", "--lazy", str(mount.folder)).code == 0
             assert reader.tell() == readers.sha256((origin / "l/0").read_bytes()[:1000])
-        assert mount.holder.wait(20) == 0
+        assert mount.holder.wait(WAIT_S) == 0
 
 
 def test_umount_of_what_is_no_mount_is_refused(mount: Mount, tmp_path: Path) -> None:

@@ -23,22 +23,23 @@ from tests.e2e import mount_readers as readers
 from tests.e2e import mount_tree as tree
 from tests.e2e.mount_fleet import SERVERS, SteadyFleet, steady_fleet
 from tests.e2e.mount_origin import SlowOrigin
-from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, stop, wait_until_held
+from tests.e2e.mounting import MOUNT_MARKS, Looking, Mount, mounted, stop, wait_until_all_held
 from tests.e2e.run_helpers import wait_for
 from tests.e2e.s3_helpers import CountingProxy
 from tests.http_servers import running
 from tests.s3_server import BUCKET, s3_client, s3_server
 
 pytestmark = MOUNT_MARKS
-TIMEOUT_S = 2.0
+TIMEOUT_S = 10.0
+"""Longer than this test may stand still while it holds readers up."""
 TIMEOUT = f"--timeout={TIMEOUT_S:g}s"
-LATE_S = 2.0
+LATE_S = 30.0
 """So much later than its time something may end on a busy machine."""
 LONG = ("--kernel-ttl=1h", "--ttl=1h", "--absent-ttl=1h")
 FAILS = {"EIO", "ETIMEDOUT"}
 SMALL = [f"s/{number:04}" for number in range(60)]
 WRITTEN_BYTES = 120_000_000
-"""More than is written before the test has seen by whom."""
+"""More than is written, most times, before the test has seen by whom."""
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_reads_go_on_without_one_and_again_after_all_were_gone(
     """With the kernel's pages alone, and with a cache in front of the fleet, in whose files the kernel reads."""
     names = [*SMALL, "big/00"]
     with (
-        mounted(tmp_path / "m", "stoker://b", *fleet.at(), TIMEOUT, cache=is_near) as mount,
+        mounted(tmp_path / "m", "stoker://b", *fleet.at(), TIMEOUT, *LONG, cache=is_near) as mount,
         contextlib.ExitStack() as stack,
     ):
         mount.sh("ls -l $0/s $0/big > /dev/null")
@@ -144,8 +145,8 @@ def test_reads_go_on_without_one_and_again_after_all_were_gone(
         assert [said for said, _ in outcomes] == sums(origin, names)
         assert max(seconds for _, seconds in outcomes) < TIMEOUT_S + LATE_S
 
-        for name in names[-2:] if is_near else ():
-            wait_until_held(mount, name, len(content(name, 0)))
+        if is_near:
+            wait_until_all_held(mount, {name: len(content(name, 0)) for name in names})
         reader = stack.enter_context(mount.look(mapped, mount.folder / "big/00"))
         there = sums(origin, ["big/00"])[0]
         assert reader.line() == there
@@ -154,15 +155,17 @@ def test_reads_go_on_without_one_and_again_after_all_were_gone(
         assert reader.tell() == there
         assert not is_near or seen(mount, names) == sums(origin, names), "all of it is here"
         # Of the first the name is known: what the kernel reads ahead it asks for once more.
-        for name, times in {"s/0100": 2, "none": 1}.items():
-            ((said, seconds),) = mount.call(timed, mount.folder, [name])
+        tries = {"s/0100": 2, "none": 1}
+        at_once = {name: stack.enter_context(mount.look(timed, mount.folder, [name])) for name in tries}
+        for name, times in tries.items():
+            ((said, seconds),) = json.loads(at_once[name].finish().out)
             assert said in FAILS, (name, said)
             assert seconds < times * TIMEOUT_S + LATE_S, (name, seconds)
 
         fleet.begin()
         missing = [*sums(origin, ["s/0100", "big/05"]), "ENOENT"]
         wait_for(
-            lambda: seen(mount, ["s/0100", "big/05", "other"]) == missing, 30, "fleet that is there again"
+            lambda: seen(mount, ["s/0100", "big/05", "other"]) == missing, 120, "fleet that is there again"
         )
         assert seen(mount, names) == sums(origin, names)
 
@@ -171,7 +174,7 @@ def test_a_server_that_falls_silent_costs_nobody_an_error(
     origin: SlowOrigin, fleet: SteadyFleet, tmp_path: Path
 ) -> None:
     names = [*SMALL, "big/00"]
-    with mounted(tmp_path / "m", "stoker://b", *fleet.at(), "--timeout=10s", cache=False) as mount:
+    with mounted(tmp_path / "m", "stoker://b", *fleet.at(), "--timeout=20s", cache=False) as mount:
         assert seen(mount, SMALL[:1]) == sums(origin, SMALL[:1])
         stop(psutil.Process(fleet.servers[fleet.owner(SMALL[1])].child.pid))
         assert seen(mount, names) == sums(origin, names)
@@ -210,7 +213,7 @@ def test_a_refresh_reaches_every_server(
         assert everywhere() == [sums(origin, names)] * 3
         fleet.begin("z")
         newest = [sums(origin, names)] * 4
-        wait_for(lambda: everywhere() == newest, 20, "server that is told; what is on its disk is older")
+        wait_for(lambda: everywhere() == newest, 120, "server that is told; what is on its disk is older")
 
 
 def written(path: str, name: str, size_bytes: int, there: str) -> list[Any]:
@@ -262,12 +265,27 @@ def test_what_is_written_is_at_the_origin_and_outlives_its_server(tmp_path: Path
         late.sh("stat $0/.stoker-refresh > /dev/null")
         assert seen(late, names) == now
 
-        with ours.look(*write("old", WRITTEN_BYTES)) as looking:
-            name = wait_for(lambda: who_writes(fleet), why="server that writes")
-            stop(psutil.Process(fleet.servers[name].child.pid))
-            assert (there / "old").stat().st_size == 9_000_000, "it is not whole"
-            fleet.kill(name)
-            assert json.loads(looking.finish().out) == ["closed", True], "another one has written it"
+        def is_stopped_in_the_midst(looking: Looking) -> str | None:
+            """The server that has begun to write it and goes on no more; None: it was through with it."""
+            inode = (there / "old").stat().st_ino
+            name = wait_for(lambda: who_writes(fleet) or looking.has_ended(), why="server that writes")
+            if name is True:
+                return None
+            server = psutil.Process(fleet.servers[name].child.pid)
+            stop(server)
+            if (there / "old").stat().st_ino == inode:
+                return str(name)
+            server.resume()
+            return None
+
+        name = None
+        while name is None:
+            with ours.look(*write("old", WRITTEN_BYTES)) as looking:
+                name = is_stopped_in_the_midst(looking)
+                if name is not None:
+                    fleet.kill(name)
+                said = json.loads(looking.finish(120).out)
+                assert said == ["closed", True], f"{name} is gone, and another one has written it"
         theirs = soon if name != "z" else late
         theirs.sh("stat $0/.stoker-refresh > /dev/null")
         whole = [readers.sha256(readers.content("old", WRITTEN_BYTES))]
@@ -279,7 +297,7 @@ def test_the_daemon_is_killed_while_a_server_is_gone(
     origin: SlowOrigin, fleet: SteadyFleet, tmp_path: Path
 ) -> None:
     """The next one knows of no server but by what it is told: the first is not there."""
-    with mounted(tmp_path / "m", "stoker://b", *fleet.at(), "--timeout=30s", cache=False) as mount:
+    with mounted(tmp_path / "m", "stoker://b", *fleet.at(), "--timeout=120s", cache=False) as mount:
         with mount.look(readers.outcomes, mount.folder, SMALL) as looking:
             held_up(origin)
             fleet.kill("x")

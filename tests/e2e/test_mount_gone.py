@@ -13,13 +13,13 @@ import pytest
 from tests.chaos.storm_origin import content
 from tests.e2e import mount_readers as readers
 from tests.e2e.mount_origin import SlowOrigin
-from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, needs, wait_until_held
+from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, Mount, mounted, needs, wait_until_all_held
 from tests.e2e.run_helpers import wait_for
 from tests.http_servers import running
 
 pytestmark = MOUNT_MARKS
 CACHED = ["s/0001", "s/0002", "big/00"]
-TIMEOUT = "--timeout=3s"
+TIMEOUT = "--timeout=8s"
 SHORT = ("--kernel-ttl=0s", "--ttl=0s", "--absent-ttl=0s")
 FAILS = {"EIO", "ETIMEDOUT"}
 
@@ -63,8 +63,7 @@ def read_all(mount: Mount) -> None:
     there = [readers.sha256(content(name, 0)) for name in CACHED]
     mount.sh("ls -l $0/s $0/big > /dev/null")
     assert mount.call(readers.outcomes, mount.folder, CACHED) == there
-    for name in CACHED:
-        wait_until_held(mount, name, len(content(name, 0)))
+    wait_until_all_held(mount, {name: len(content(name, 0)) for name in CACHED})
 
 
 @needs("iptables")
@@ -101,7 +100,7 @@ def test_who_is_killed_while_it_waits_is_gone(origin: SlowOrigin, tmp_path: Path
                 wait_for(lambda: len(origin.asked) > before, why="question")  # noqa: B023
                 assert waits.process.poll() is None
                 waits.process.send_signal(number)
-                waits.process.wait(20)
+                waits.process.wait(WAIT_S)
         origin.release()
         there = readers.sha256(content("s/0001", 0))
         assert mount.call(readers.outcomes, mount.folder, ["s/0001"]) == [there]
@@ -120,7 +119,7 @@ def test_many_who_wait_for_one_name_do_not_wait_for_each_other(origin: SlowOrigi
 
 
 def test_what_is_cached_is_read_beside_many_who_wait(origin: SlowOrigin, tmp_path: Path) -> None:
-    with mounted(tmp_path / "m", origin.url, "--timeout=1h") as mount:
+    with mounted(tmp_path / "m", origin.url, "--timeout=1h", "--kernel-ttl=1h", "--ttl=1h") as mount:
         read_all(mount)
         origin.hold()
         script = "for n in {1000..1199}; do cat $0/s/$n & done; wait"

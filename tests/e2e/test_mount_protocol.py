@@ -44,7 +44,7 @@ def mounted(folder: Path, backing: Path, data: Path) -> Iterator[list[str]]:
         with suppress(EnvironmentProblem):
             device.unmount(str(folder), is_lazy=True)
         try:
-            out, _ = daemon.communicate(timeout=20)
+            out, _ = daemon.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             daemon.kill()
             out, _ = daemon.communicate()

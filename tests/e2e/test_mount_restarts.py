@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import re
 import signal
 import subprocess
@@ -16,12 +18,14 @@ from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.errors import EnvironmentProblem
 from tests.e2e import mount_readers as readers
 from tests.e2e.mount_origin import SlowOrigin
-from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, needs, stop
+from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, Mount, mounted, needs, stop
 from tests.e2e.run_helpers import wait_for
 from tests.http_servers import running
 
 pytestmark = MOUNT_MARKS
 READERS = 16
+_HERE, _EXCHANGE = -100, 2
+"""Of renameat2(2)."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path
         for _ in range(2):
             daemon = mount.daemon()
             assert mount.command("mount", "--reload", str(mount.folder)).code == 0
-            daemon.wait(20)
+            daemon.wait(WAIT_S)
             mount.next_daemon(daemon)
 
 
@@ -88,15 +92,20 @@ def test_a_request_that_ends_each_daemon_fails(tmp_path: Path) -> None:
         with mount.look(readers.outcome, mount.folder / "s/0001") as waits:
             wait_for(lambda: "s/0001" in origin.asked, why="question")
             for kills in range(1, 7):
+                # The next one has it now, beside what it is asked here, and answers others.
+                wait_for(lambda: "waiting: 2\n" in mount.sh("cat $0/.stoker-status"), why="request it has")
                 assert waits.process.poll() is None
                 mount.kill_daemon()
-                if kills % 3:
-                    # The next one has it now, and answers others.
-                    assert "held_bytes" in mount.sh("cat $0/.stoker-status")
-                else:
+                if kills % 3 == 0:
                     wait_for(lambda n=kills // 3: mount.log.count("it fails") == n, why="end of a request")
             assert '"EIO"' in waits.finish().out
         origin.release()
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Both are there at each moment: who looks makes none anew."""
+    paths = os.fsencode(one), os.fsencode(other)
+    assert ctypes.CDLL(None).renameat2(_HERE, paths[0], _HERE, paths[1], _EXCHANGE) == 0
 
 
 def test_a_cache_that_cannot_be_started_keeps_nobody(origin: Path, tmp_path: Path) -> None:
@@ -105,18 +114,16 @@ def test_a_cache_that_cannot_be_started_keeps_nobody(origin: Path, tmp_path: Pat
         kept, away = tmp_path / "m" / "kept", tmp_path / "m" / "away"
         with mount.look(readers.read_when_told, mount.folder / "l/0", [1000]) as reader:
             assert reader.line() == "opened"
-            kept.rename(away)
-            kept.touch()
+            away.touch()
+            exchange(kept, away)
             mount.cache().kill()
             wait_for(lambda: mount.log.count("the cache of the mount cannot be started") > 1, why="tries")
             mount.kill_daemon()
             assert mount.command("mount", "--reload", str(mount.folder)).code == 0
             wait_for(lambda: "starting the daemon anew" in mount.log, why="signal that is heard")
-            kept.unlink()
-            away.rename(kept)
+            exchange(kept, away)
             assert reader.tell() == readers.sha256((origin / "l/0").read_bytes()[:1000])
-        kept.rename(away)
-        kept.touch()
+        exchange(kept, away)
         before = mount.log.count("the cache of the mount cannot be started")
         mount.cache().kill()
         wait_for(lambda: mount.log.count("the cache of the mount cannot be started") > before, why="try")
@@ -127,7 +134,7 @@ def test_a_daemon_that_cannot_start_is_given_up(origin: Path, tmp_path: Path) ->
     with mounted(tmp_path / "m", origin, "--no-passthrough") as mount:
         state = MountPlace(str(mount.folder)).state_path
         with mount.look(readers.outcome, mount.folder / "s/001") as reads:
-            assert reads.process.wait(60) == 0
+            assert reads.process.wait(WAIT_S) == 0
         state.unlink()
         state.mkdir()
         mount.daemon().kill()
@@ -148,7 +155,7 @@ def test_a_mount_goes_with_its_holder(origin: Path, tmp_path: Path, monkeypatch:
         family = mount.holder.children(recursive=True)
         mount.holder.kill()
         mount.holder.wait()
-        gone, left = psutil.wait_procs(family, timeout=20)
+        gone, left = psutil.wait_procs(family, timeout=WAIT_S)
         assert len(gone) >= 2
         assert not left, "nobody is left"
         assert not [path for path in own_temporary.iterdir() if path.name.startswith("stoker-")]
@@ -160,11 +167,14 @@ def test_what_is_left_is_taken_away_by_the_next_mount(origin: Path, tmp_path: Pa
     with mounted(tmp_path / "m", origin) as mount:
         with mount.look(readers.read_when_told, mount.folder / "s/001", [10]) as open_there:
             assert open_there.line() == "opened"
-            daemon = mount.daemon()
+            daemon, family = mount.daemon(), mount.holder.children(recursive=True)
             mount.holder.suspend()
             daemon.kill()
             mount.holder.kill()
             mount.holder.wait()
+            assert not psutil.wait_procs(family, timeout=WAIT_S)[1], (
+                "the cache of it has let go of its folder"
+            )
         assert mounted_on(str(mount.folder)) is not None
         assert "Transport endpoint" in mount.run("ls", str(mount.folder)).err
         assert "left by a process that is gone" in mount.command("mount").out
@@ -185,8 +195,8 @@ def test_ctrl_c_ends_it_also_while_somebody_reads(origin: Path, tmp_path: Path) 
             assert mount.holder.poll() is None, "it goes on for who has something open"
             assert reader.tell() == readers.sha256((origin / "l/1").read_bytes()[:1000])
             assert reader.tell() == readers.sha256((origin / "l/1").read_bytes()[1000:])
-        assert mount.holder.wait(20) == 0
-        assert not psutil.wait_procs(family, timeout=20)[1]
+        assert mount.holder.wait(WAIT_S) == 0
+        assert not psutil.wait_procs(family, timeout=WAIT_S)[1]
 
 
 @pytest.mark.parametrize("end", ["signal", "kill"])
@@ -210,7 +220,7 @@ def test_what_is_mounted_in_its_place_since_stays(origin: Path, tmp_path: Path, 
                     mount.holder.wait()
                 reader.process.kill()
                 reader.process.wait()
-                assert not psutil.wait_procs([*family, mount.holder], timeout=20)[1]
+                assert not psutil.wait_procs([*family, mount.holder], timeout=WAIT_S)[1]
                 assert (there := mounted_on(str(mount.folder))) is not None
                 assert there.file_system == "tmpfs"
             finally:
@@ -227,14 +237,14 @@ def test_a_signal_to_a_mount_that_was_ended_lets_its_readers_go_on(origin: Path,
             wait_for(lambda: "nobody finds the mount there any more" in mount.log, why="answer")
             assert reader.tell() == readers.sha256(data[:1000])
             assert reader.tell() == readers.sha256(data[1000:])
-        assert mount.holder.wait(20) == 0
+        assert mount.holder.wait(WAIT_S) == 0
 
 
 @needs("fusermount3")
 def test_fusermount_ends_it(origin: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "m", origin) as mount:
         mount.sh("fusermount3 -u $0")
-        assert mount.holder.wait(20) == 0
+        assert mount.holder.wait(WAIT_S) == 0
 
 
 def test_a_daemon_that_stands_still_is_replaced(origin: Path, tmp_path: Path) -> None:
@@ -244,7 +254,7 @@ def test_a_daemon_that_stands_still_is_replaced(origin: Path, tmp_path: Path) ->
         assert mount.command("mount", "--reload", str(mount.folder)).code == 0
         mount.next_daemon(daemon)
         assert "the daemon of the mount does not end: it is killed" in mount.log
-        assert mount.sh("cat $0/s/0000 | wc -c")
+        assert mount.sh("cat $0/s/000 | wc -c") == "100\n"
 
 
 def test_no_daemon_is_left_where_the_holder_dies_as_it_starts_one(origin: Path, tmp_path: Path) -> None:
@@ -252,6 +262,10 @@ def test_no_daemon_is_left_where_the_holder_dies_as_it_starts_one(origin: Path, 
         last = mount.daemon()
         last.kill()
         next_one = mount.next_daemon(last)  # which has hardly begun
+        place = MountPlace(str(mount.folder))
+        wait_for(
+            lambda: (info := place.info()) and info.daemon_pid == next_one.pid, why="word of what it is to do"
+        )
         mount.holder.kill()
         mount.holder.wait()
         wait_for(lambda: not next_one.is_running() or next_one.status() == psutil.STATUS_ZOMBIE, why="end")
@@ -263,7 +277,7 @@ def test_what_its_daemon_had_written_down_is_removed(origin: Path, tmp_path: Pat
     with mounted(tmp_path / "m", origin) as mount:
         MountPlace(str(mount.folder)).state_path.unlink()
         mount.daemon().kill()
-        assert mount.holder.wait(20) == EnvironmentProblem.exit_code, mount.log
+        assert mount.holder.wait(WAIT_S) == EnvironmentProblem.exit_code, mount.log
         assert "somebody has removed what its daemon had written down" in mount.log
         assert mounted_on(str(mount.folder)) is None
 

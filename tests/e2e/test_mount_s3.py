@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.e2e import mount_readers as readers
-from tests.e2e.mounting import MOUNT_MARKS, mounted, stop, wait_until_held
+from tests.e2e.mounting import MOUNT_MARKS, mounted, stop, wait_until_all_held
 from tests.e2e.run_helpers import wait_for
 from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
@@ -54,10 +54,10 @@ def test_a_folder_of_a_bucket_is_shown_and_outlives_its_server(s3: tuple[str, An
         sums = [readers.sha256(b"new") if name == "a/one" else sums[at] for at, name in enumerate(names)]
         sums[names.index("b/ü")] = "ENOENT"
         assert mount.call(readers.outcomes, mount.folder, names) == sums
-        wait_until_held(mount, "large", 9_000_000)
-
         names.remove("b/ü")
         sums.remove("ENOENT")
+        sizes = {name: len(OBJECTS[f"set/{name}"]) for name in names} | {"a/one": len(b"new")}
+        wait_until_all_held(mount, sizes)
         (weed,) = (child for child in psutil.Process().children() if child.name().startswith("weed"))
         stop(weed)
         try:
@@ -70,6 +70,7 @@ def test_a_folder_of_a_bucket_is_shown_and_outlives_its_server(s3: tuple[str, An
             lambda: mount.call(readers.outcomes, mount.folder, ["left alone"]) == [there["left alone"]],
             why="server that goes on",
         )
+        wait_until_all_held(mount, {"left alone": 10})
         weed.kill()
         weed.wait()
         mount.sh("echo 3 > /proc/sys/vm/drop_caches")

@@ -76,7 +76,7 @@ def names(source: CacheSource, path: str = "", limit: int = 1000) -> list[tuple[
 
 
 def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)

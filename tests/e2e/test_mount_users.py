@@ -146,10 +146,10 @@ def announced(folder: str, runtime: dict[str, str]) -> dict[str, Any]:
                 fetched = client.status().buckets[0].held_blocks
                 return fetched == 100
 
-            wait_for(is_ahead, 30, "files that are fetched ahead")
+            wait_for(is_ahead, 60, "files that are fetched ahead")
         seen.append(number)
         assert Path(files[number]).read_bytes() == random.Random(number).randbytes(5000)
-    wait_for(lambda: not orders.orders(client, mount.place.bucket).streams, 30, "end of what was announced")
+    wait_for(lambda: not orders.orders(client, mount.place.bucket).streams, 60, "end of what was announced")
     return {"is_all": seen == order, "length": len(sampler), "fetched": fetched}
 
 

@@ -8,13 +8,14 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, run_beside, stop
+from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, Mount, mounted, run_beside, stop
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = [*MOUNT_MARKS, pytest.mark.timeout(240)]
@@ -68,7 +69,7 @@ def test_the_origin_has_a_file_when_it_is_closed(mount: Mount, origin: Path) -> 
     seen = mount.call(written, str(mount.folder), str(origin))
     assert seen == {size: [False, True, True, int(size)] for size in seen}
     assert len(seen) == 6
-    wait_for((origin / "0").exists, 30, "the empty one, which gets nothing more once nobody has it open")
+    wait_for((origin / "0").exists, WAIT_S, "the empty one, which gets nothing more once nobody has it open")
 
 
 def changed(folder: str, origin: str) -> dict[str, Any]:
@@ -157,7 +158,9 @@ def test_programs_write(mount: Mount, origin: Path) -> None:
     assert (origin / "moved").read_bytes() == (origin / "numbers").read_bytes()
     assert not (origin / "copy").exists()
     assert (origin / "a/b/t.tar").stat().st_size > 1000
-    wait_for(lambda: (origin / "empty").exists() and (origin / "long").exists(), 30, "file that was closed")
+    wait_for(
+        lambda: (origin / "empty").exists() and (origin / "long").exists(), WAIT_S, "file that was closed"
+    )
     assert (origin / "long").read_bytes() == bytes(100)
 
 
@@ -168,14 +171,14 @@ def parts(folder: str, half: str, go_on: str) -> None:
         file.write(data[:3_000_000])
         Path(half).touch()
         while not os.path.exists(go_on):
-            os.sched_yield()
+            time.sleep(0.01)
         file.write(data[3_000_000:])
 
 
 def test_the_daemon_is_killed_while_a_file_is_written(mount: Mount, origin: Path, tmp_path: Path) -> None:
     half, go_on = tmp_path / "half", tmp_path / "go on"
     with mount.look(parts, str(mount.folder), str(half), str(go_on)) as looking:
-        wait_for(half.exists, 30, "half of the file")
+        wait_for(half.exists, WAIT_S, "half of the file")
         mount.kill_daemon()
         mount.kill_daemon()
         go_on.touch()
@@ -207,7 +210,7 @@ def test_what_cannot_be_put_is_an_error_of_close(mount: Mount, origin: Path, tmp
     (origin / "away").rename(origin / "in")
     assert (origin / "in/old").read_bytes() == b"as it was"
     mount.sh("stat $0/.stoker-refresh > /dev/null")
-    wait_for(lambda: mount.sh("cat $0/in/old") == "as it was", 30, "what is there")
+    wait_for(lambda: mount.sh("cat $0/in/old") == "as it was", WAIT_S, "what is there")
 
 
 def replaced(folder: str) -> dict[str, Any]:
@@ -268,9 +271,9 @@ def test_whoever_is_killed_has_written_nothing(mount: Mount, origin: Path) -> No
         assert looking.line() == "half"
         looking.process.kill()
         looking.process.wait()
-    wait_for(lambda: "in/old could not be written: what was is kept in" in mount.log, 30, "word of it")
+    wait_for(lambda: "in/old could not be written: what was is kept in" in mount.log, WAIT_S, "word of it")
     assert (origin / "in/old").read_bytes() == b"as it was"
-    wait_for(lambda: mount.sh("cat $0/in/old") == "as it was", 30, "what is there")
+    wait_for(lambda: mount.sh("cat $0/in/old") == "as it was", WAIT_S, "what is there")
 
 
 def synced(folder: str, go_on: str) -> list[str]:
@@ -280,7 +283,7 @@ def synced(folder: str, go_on: str) -> list[str]:
         os.fsync(file.fileno())
         print("synced", flush=True)
         while not os.path.exists(go_on):
-            os.sched_yield()
+            time.sleep(0.01)
         os.pwrite(file.fileno(), b"b" * 10, 5000)
         os.ftruncate(file.fileno(), 9000)
         seen = [os.pread(file.fileno(), 10, 5000).decode(), str(len(os.pread(file.fileno(), 9999, 0)))]
@@ -304,7 +307,7 @@ def test_a_file_goes_on_being_written_after_fsync_and_kill(
 def test_what_was_closed_is_put_before_the_mount_ends(tmp_path: Path, origin: Path) -> None:
     with mounted(tmp_path / "here", origin, "--writable") as mount:
         mount.sh("touch $0/_SUCCESS; umount $0")
-        mount.holder.wait(60)
+        mount.holder.wait(WAIT_S)
     assert (origin / "_SUCCESS").exists()
 
 
@@ -314,7 +317,7 @@ def test_what_could_not_be_written_is_not_overwritten_later(tmp_path: Path, orig
         assert looking.line() == "half"
         looking.process.kill()
         looking.process.wait()
-        wait_for(lambda: "is kept in" in mount.log, 30, "word of it")
+        wait_for(lambda: "is kept in" in mount.log, WAIT_S, "word of it")
         kept = Path(mount.log.partition("is kept in ")[2].splitlines()[0])
     with mounted(base, origin, "--writable") as mount:
         assert "1 files that could not be written by mounts before are kept in" in mount.log
@@ -338,7 +341,7 @@ def test_two_mounts_see_what_is_whole(tmp_path: Path, origin: Path) -> None:
     ):
         half, go_on = tmp_path / "half", tmp_path / "go on"
         with ours.look(parts, str(ours.folder), str(half), str(go_on)) as looking:
-            wait_for(half.exists, 30, "half of the file")
+            wait_for(half.exists, WAIT_S, "half of the file")
             theirs.sh("stat $0/.stoker-refresh > /dev/null")
             assert "halves" not in theirs.sh("ls $0")
             go_on.touch()

@@ -31,14 +31,14 @@ class Back:
 
     def connect(self, head: bytes) -> tuple[socket.socket, int, Asked]:
         """A connection by which that request came."""
-        link = socket.create_connection(("127.0.0.1", self.port), 20)
+        link = socket.create_connection(("127.0.0.1", self.port), 60)
         link.sendall(b"%b%b\r\n" % (head, AUTHORIZATION))
-        connection, asked = self.asked.get(timeout=20)
+        connection, asked = self.asked.get(timeout=60)
         return link, connection, asked
 
     def body(self) -> tuple[bytes, bool]:
         """The next part."""
-        kind, _, part = self.heard.get(timeout=20)
+        kind, _, part = self.heard.get(timeout=60)
         assert kind == "body"
         assert part is not None
         return part
@@ -66,7 +66,7 @@ def test_a_body_comes_only_as_far_as_it_was_asked_for(tmp_path: Path) -> None:
             assert asked[0] == "PUT"
             assert asked[3] == b""
             assert asked[6] == len(BODY)
-            link.settimeout(20)
+            link.settimeout(60)
             link.sendall(BODY[:300_000])
             back.front.more(connection, 1000)
             got = b""
@@ -86,7 +86,7 @@ def test_a_body_comes_only_as_far_as_it_was_asked_for(tmp_path: Path) -> None:
             back.answer(connection)
             assert link.recv(1000).endswith(b"done")
             link.sendall(b"GET /data/next HTTP/1.1\r\n%b\r\n" % AUTHORIZATION)
-            assert back.asked.get(timeout=20)[1][1] == b"/data/next", "the connection goes on"
+            assert back.asked.get(timeout=60)[1][1] == b"/data/next", "the connection goes on"
 
 
 def test_a_chunked_body_comes_without_its_framing(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_chunked_body_comes_without_its_framing(tmp_path: Path) -> None:
             assert got == b"hello world"
             back.answer(connection)
             link.sendall(AUTHORIZATION + b"\r\n")
-            assert back.asked.get(timeout=20)[1][1] == b"/data/y", "what follows the body is the next request"
+            assert back.asked.get(timeout=60)[1][1] == b"/data/y", "what follows the body is the next request"
 
 
 def test_who_waits_to_be_told_is_told_when_the_body_is_wanted(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_back_hears_of_a_body_that_will_not_be_whole(how: str, tmp_path: Pat
                 link.close()
             kinds = []
             while "gone" not in kinds:
-                kind, which, part = back.heard.get(timeout=20)
+                kind, which, part = back.heard.get(timeout=60)
                 assert which == connection
                 assert part is None or not part[1]
                 kinds.append(kind)
@@ -168,7 +168,7 @@ def test_a_peer_that_sends_nothing_more_is_given_up(tmp_path: Path) -> None:
         link, connection, _ = back.connect(b"PUT /data/x HTTP/1.1\r\nContent-Length: 100\r\n")
         with link:
             back.front.more(connection, 100)
-            assert back.heard.get(timeout=20)[:2] == ("gone", connection)
+            assert back.heard.get(timeout=60)[:2] == ("gone", connection)
 
 
 def test_a_back_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
@@ -189,6 +189,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_given_up(tmp_path: Path) -> No
     with served(tmp_path, body_s=0.5, body_bytes_per_s_min=1e9) as back:
         link, connection, _ = back.connect(b"PUT /data/x HTTP/1.1\r\nContent-Length: 1000000\r\n")
         with link:
+            link.sendall(b"x")  # so that there is something of it, however long this stands still
             back.front.more(connection, 1000000)
             kinds = set()
             deadline = time.monotonic() + 60

@@ -33,7 +33,7 @@ class Served:
     bucket: int
 
     def connect(self) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), 20)
+        made = socket.create_connection(("127.0.0.1", self.port), 60)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
 
@@ -134,7 +134,7 @@ def test_a_file_that_is_unlinked_is_sent_to_its_end(tmp_path: Path) -> None:
         here.files.forget(2, len(BIG))
         assert here.files.leaving_bytes() == len(BIG)
         assert (begin + until_end(link)).partition(b"\r\n\r\n")[2] == BIG
-        wait_for(lambda: not here.files.leaving_bytes(), 30)
+        wait_for(lambda: not here.files.leaving_bytes(), 60)
         assert here.files.leaving_bytes() == 0
         assert b"back /data/big" in here.get("big"), "the back finds that it is gone"
 
@@ -168,7 +168,7 @@ def test_who_cannot_be_served_is_told_and_let_go(tmp_path: Path, sent: bytes, st
         assert said.startswith(b"HTTP/1.1 " + status), said
         assert b"Connection: close" in said
         assert b'{"code":"' in said
-        wait_for(lambda: not here.front.figures().connections, 30)
+        wait_for(lambda: not here.front.figures().connections, 60)
         assert here.front.figures().connections == 0
 
 
@@ -184,12 +184,12 @@ def test_a_head_that_comes_byte_by_byte_has_no_more_time_than_any(tmp_path: Path
 
 
 def test_idle_connections_and_readers_that_take_nothing_end(tmp_path: Path) -> None:
-    with served(tmp_path, idle_s=1.0, send_s=1.0) as here, here.connect() as idle, here.connect() as stalled:
+    with served(tmp_path, idle_s=5.0, send_s=5.0) as here, here.connect() as idle, here.connect() as stalled:
         idle.sendall(request("small"))
         assert b"small data" in idle.recv(1000)
         stalled.sendall(request("big") * 20)
         assert until_end(idle) == b""
-        wait_for(lambda: not here.front.figures().connections, 30)
+        wait_for(lambda: not here.front.figures().connections, 60)
         assert here.front.figures().connections == 0
         assert here.front.figures().timed_out == 2
 
@@ -203,7 +203,7 @@ def test_one_connection_too_many_is_told_to_come_again(tmp_path: Path) -> None:
         with here.connect() as late:
             assert until_end(late).startswith(b"HTTP/1.1 503")
         held.pop().close()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while b"small data" not in here.get("small"):
             assert time.monotonic() < deadline
         for link in held:
@@ -233,7 +233,7 @@ def test_many_idle_connections_cost_the_others_nothing(tmp_path: Path) -> None:
             stack.enter_context(here.connect())
         assert b"small data" in here.get("small")
         here.front.drain()
-        wait_for(lambda: not here.front.figures().connections, 30)
+        wait_for(lambda: not here.front.figures().connections, 60)
         assert here.front.figures().connections == 0
 
 
@@ -247,12 +247,12 @@ def test_a_file_is_in_use_while_it_is_sent(tmp_path: Path) -> None:
         length = len(BIG) + begin.index(b"\r\n\r\n") + 4 - len(begin)
         while length:
             length -= len(link.recv(min(length, 1 << 20)))
-        wait_for(lambda: not here.files.is_used(2), 30)
+        wait_for(lambda: not here.files.is_used(2), 60)
         assert not here.files.is_used(2)
 
 
 def test_all_readers_have_their_share_of_what_may_go_out(tmp_path: Path) -> None:
-    with served(tmp_path, egress_bytes_per_s=20e6, send_s=2.0) as here:
+    with served(tmp_path, egress_bytes_per_s=20e6, send_s=5.0) as here:
         got = [0] * 6
 
         def read(who: int) -> None:
@@ -261,7 +261,7 @@ def test_all_readers_have_their_share_of_what_may_go_out(tmp_path: Path) -> None
                 while time.monotonic() < until:
                     got[who] += len(link.recv(1 << 16))
 
-        until = time.monotonic() + 4
+        until = time.monotonic() + 7
         threads = [threading.Thread(target=read, args=(who,)) for who in range(6)]
         for thread in threads:
             thread.start()
@@ -269,54 +269,75 @@ def test_all_readers_have_their_share_of_what_may_go_out(tmp_path: Path) -> None
             thread.join()
         assert here.front.figures().timed_out == 0
         assert min(got) > 0.5 * max(got), got
-        assert sum(got) <= 20e6 * 6
+        assert sum(got) <= 20e6 * 9
 
 
 def test_tenants_have_equal_shares_however_many_connections_they_have(tmp_path: Path) -> None:
     tokens = [(7, "secret-token", {"*": [""]}, "", "few"), (8, "other-token", {"*": [""]}, "", "many")]
     with served(tmp_path, egress_bytes_per_s=20e6) as here:
         here.front.set_rules(tokens, {"data": (here.bucket, 100.0, 0)}, {"few": 0.0, "many": 0.0})
-        got = {"few": 0, "many": 0}
-        lock = threading.Lock()
-
-        def read(who: str) -> None:
-            with here.connect() as link:
-                asked = request("big")
-                link.sendall((asked if who == "few" else asked.replace(b"secret-token", b"other-token")) * 20)
-                while got["few"] < 30e6:
-                    part = len(link.recv(1 << 16))
-                    with lock:
-                        got[who] += part
-
-        threads = [threading.Thread(target=read, args=(who,)) for who in ["few"] + 12 * ["many"]]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for _ in range(10):
+            got, longest_s = read_by_two(here)
+            if longest_s < 0.5:  # who takes nothing for a while leaves its share to the others
+                break
         assert 0.7 < got["many"] / got["few"] < 1.4, got
+
+
+def read_by_two(here: Served) -> tuple[dict[str, int], float]:
+    """What each of two tenants read beside the other, and for how long, at most, one of them took nothing."""
+    got, last_s, longest_s = {"few": 0, "many": 0}, dict.fromkeys(("few", "many"), time.monotonic()), 0.0
+    lock = threading.Lock()
+
+    def read(who: str) -> None:
+        nonlocal longest_s
+        with here.connect() as link:
+            asked = request("big")
+            link.sendall((asked if who == "few" else asked.replace(b"secret-token", b"other-token")) * 20)
+            while got["few"] < 30e6:
+                part = len(link.recv(1 << 16))
+                with lock:
+                    got[who] += part
+                    now_s = time.monotonic()
+                    longest_s, last_s[who] = max(longest_s, now_s - last_s[who]), now_s
+
+    threads = [threading.Thread(target=read, args=(who,)) for who in ["few"] + 12 * ["many"]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return got, longest_s
 
 
 def test_a_tenant_has_its_own_limit(tmp_path: Path) -> None:
     tokens = [(7, "secret-token", {"*": [""]}, "", "slow"), (8, "other-token", {"*": [""]}, "", "fast")]
-    rate = 10e6
+    asked = request("big", b"Connection: close\r\n")
     with served(tmp_path) as here:
-        here.front.set_rules(tokens, {"data": (here.bucket, 100.0, 0)}, {"slow": rate, "fast": 0.0})
-        ended: list[str] = []
 
-        def read(who: str) -> None:
+        def limit(bytes_per_s: float) -> None:
+            rates = {"slow": bytes_per_s, "fast": 0.0}
+            here.front.set_rules(tokens, {"data": (here.bucket, 100.0, 0)}, rates)
+
+        limit(1e5)
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                link = stack.enter_context(here.connect())
+                link.sendall(asked)
+                assert link.recv(1)
             with here.connect() as link:
-                asked = request("big", b"Connection: close\r\n")
-                link.sendall(asked if who == "slow" else asked.replace(b"secret-token", b"other-token"))
+                link.sendall(asked.replace(b"secret-token", b"other-token"))
                 assert until_end(link).partition(b"\r\n\r\n")[2] == BIG
-            ended.append(who)
+            _, sent_bytes, _ = here.front.tenant_figures()["slow"]
+            assert sent_bytes < len(BIG) / 2, "who is fast does not wait for that"
 
+        rate, got = 10e6, list[bytes]()
+        limit(rate)
         began = time.monotonic()
-        threads = [threading.Thread(target=read, args=(who,)) for who in ("slow", "slow", "slow", "fast")]
+        threads = [threading.Thread(target=lambda: got.append(here.get("big"))) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert ended[0] == "fast"
+        assert [one.partition(b"\r\n\r\n")[2] == BIG for one in got] == [True] * 3
         # What may go out at once, and then no faster than its rate, on all its connections together.
         assert time.monotonic() - began >= (3 * len(BIG) - rate * 0.1) / rate
         assert here.front.charge(12345, "unknown") is False
@@ -339,7 +360,7 @@ def test_what_another_asks_on_the_same_connection_lifts_no_limit(tmp_path: Path)
 def test_input_that_waits_behind_an_answer_is_looked_at(tmp_path: Path) -> None:
     """A body of many pieces queues up while the back is at work on the request before it."""
     size = 470_000
-    with served(tmp_path, body_s=5.0) as here, here.connect() as link:
+    with served(tmp_path, body_s=60.0) as here, here.connect() as link:
         for pause_s in (0.0, 0.2):
             link.sendall(
                 request("none") + b"POST /-/b HTTP/1.1\r\n" + TOKEN + b"Content-Length: %d\r\n\r\n" % size

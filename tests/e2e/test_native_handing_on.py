@@ -37,7 +37,7 @@ class Here(NamedTuple):
         link = socket.socket()
         if receive_bytes:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        link.settimeout(20)
+        link.settimeout(60)
         link.connect(("127.0.0.1", self.port))
         return link
 
@@ -284,7 +284,7 @@ def test_one_that_is_silent_is_given_up_and_left_alone_for_a_while(tmp_path: Pat
     def say(link: socket.socket, head: bytes) -> bool:
         if not goes_on.is_set():
             link.sendall(answer_to(head)[:5000])
-            goes_on.wait(20)
+            goes_on.wait(60)
         else:
             whole(link, head)
         return True
@@ -292,10 +292,14 @@ def test_one_that_is_silent_is_given_up_and_left_alone_for_a_while(tmp_path: Pat
     with owner(say) as peer, beside(tmp_path, peer.port, peer_silence_s=0.1) as here:
         assert not here.is_handed_on("far")
         assert len(peer.heads) == 1
-        assert not here.is_handed_on("far")
-        assert len(peer.heads) == 1, "the back asks now"
+        for _ in range(10):  # it is for a second, which may be over here
+            before = len(peer.heads)
+            assert not here.is_handed_on("far")
+            if len(peer.heads) == before:
+                break
+        assert len(peer.heads) == before, "the back asks now"
         goes_on.set()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not here.is_handed_on("far"):
             assert time.monotonic() < deadline
 
@@ -326,12 +330,16 @@ def test_an_owner_without_the_bucket_is_not_asked_for_it_again_at_once(tmp_path:
         beside(tmp_path, peer.port) as here,
         here.connect() as link,
     ):
-        link.sendall(asking("far") + asking("far") + asking("other/far"))
         reader = link.makefile("rb")
-        assert [body_of(reader) for _ in range(3)] == [b"back"] * 3
-        assert len(peer.heads) == 1
+        for _ in range(10):  # not for a second, which may be over here
+            before = len(peer.heads)
+            link.sendall(asking("far") + asking("far") + asking("other/far"))
+            assert [body_of(reader) for _ in range(3)] == [b"back"] * 3
+            if len(peer.heads) <= before + 1:
+                break
+        assert 1 <= len(peer.heads) <= before + 1
         peer.say = whole
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not here.is_handed_on("far"):
             assert time.monotonic() < deadline
         assert peer.accepted == 1
@@ -358,11 +366,11 @@ def test_one_that_answers_others_is_not_doubted_for_a_long_question(tmp_path: Pa
 
     def say(link: socket.socket, head: bytes) -> bool:
         if b"bytes=0-%d" % (len(DATA) - 1) in head:
-            is_over.wait(30)
+            is_over.wait(60)
             return False
         return whole(link, head)
 
-    with owner(say) as peer, beside(tmp_path, peer.port, peer_silence_s=1) as here, here.connect() as link:
+    with owner(say) as peer, beside(tmp_path, peer.port, peer_silence_s=5) as here, here.connect() as link:
         link.sendall(asking("far"))
         while not here.backs:
             assert here.get("far", b"Range: bytes=0-9\r\n")[1] == DATA[:10]
@@ -378,15 +386,15 @@ def test_of_one_that_is_doubted_no_connection_is_used_again(tmp_path: Path) -> N
 
     def say(link: socket.socket, head: bytes) -> bool:
         if hangs.is_set():
-            is_over.wait(30)
+            is_over.wait(60)
             return False
         if b"bytes=0-" not in head:
-            both.wait(20)
+            both.wait(60)
         return whole(link, head)
 
     with (
         owner(say) as peer,
-        beside(tmp_path, peer.port, peer_silence_s=0.1) as here,
+        beside(tmp_path, peer.port, peer_silence_s=5) as here,
         here.connect() as one,
         here.connect() as other,
     ):
@@ -399,7 +407,7 @@ def test_of_one_that_is_doubted_no_connection_is_used_again(tmp_path: Path) -> N
         assert not here.is_handed_on("far")
         hangs.clear()
         is_over.set()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not here.is_handed_on("far"):
             assert time.monotonic() < deadline
         assert peer.accepted == 3
@@ -411,12 +419,12 @@ def test_what_is_asked_already_the_back_asks_for_others(tmp_path: Path) -> None:
 
     def say(link: socket.socket, head: bytes) -> bool:
         asked.set()
-        goes_on.wait(20)
+        goes_on.wait(60)
         return whole(link, head)
 
     with owner(say) as peer, beside(tmp_path, peer.port, peer_silence_s=30) as here, here.connect() as link:
         link.sendall(asking("far"))
-        assert asked.wait(20)
+        assert asked.wait(60)
         assert not here.is_handed_on("far")
         assert len(peer.heads) == 1
         goes_on.set()
@@ -445,8 +453,8 @@ def test_a_kept_connection_that_the_owner_has_closed_is_not_used(tmp_path: Path)
 
     with owner(say) as peer, beside(tmp_path, peer.port) as here:
         assert here.is_handed_on("far")
-        assert closed.wait(20)
-        deadline = time.monotonic() + 20
+        assert closed.wait(60)
+        deadline = time.monotonic() + 60
         while not here.is_handed_on("far"):
             assert time.monotonic() < deadline
         assert peer.accepted == 2
@@ -465,7 +473,7 @@ def test_what_slow_readers_keep_waiting_is_bounded(tmp_path: Path) -> None:
         asked = asking("far") * count
         sender = threading.Thread(target=lambda: slow.sendall(asked))
         sender.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not here.backs:
             assert time.monotonic() < deadline
             assert select.select([], [], [], 0.01) == ([], [], [])
@@ -485,7 +493,7 @@ def slow_reader(here: Here, peer: Peer, count: int = 2000) -> Iterator[None]:
         asked = asking("far") * count
         sender = threading.Thread(target=lambda: slow.sendall(asked))
         sender.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(here.backs) + len(peer.heads) < count:
             assert time.monotonic() < deadline
             assert select.select([], [], [], 0.01) == ([], [], [])
@@ -546,16 +554,16 @@ def test_readers_that_go_away_harm_nobody(tmp_path: Path) -> None:
 
     def say(link: socket.socket, head: bytes) -> bool:
         asked.release()
-        goes_on.wait(20)
+        goes_on.wait(60)
         return whole(link, head)
 
     with owner(say) as peer, beside(tmp_path, peer.port) as here:
         for number in range(5):
             with here.connect() as link:
                 link.sendall(asking("far", b"Range: bytes=%d-\r\n" % (number + 1)))
-                assert asked.acquire(timeout=20)
+                assert asked.acquire(timeout=60)
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while here.front.figures().connections:
             assert time.monotonic() < deadline
         goes_on.set()

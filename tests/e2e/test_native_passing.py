@@ -72,7 +72,7 @@ def test_they_go_once_however_small_the_parts_are_that_go_out(tmp_path: Path) ->
 
 
 def test_those_that_nobody_takes_are_no_more_than_may_be(tmp_path: Path) -> None:
-    with near(tmp_path, passing_max=5, connection_bytes_per_s=400) as (front, link):
+    with near(tmp_path, passing_max=5, connection_bytes_per_s=4) as (front, link):
         link.sendall(REQUEST)
         link.recv(1, socket.MSG_PEEK)
         open_files = len(os.listdir("/proc/self/fd"))  # those of the first may have gone

@@ -31,8 +31,11 @@ def test_what_each_tenant_was_sent_is_counted(tmp_path: Path) -> None:
     with served(tmp_path) as here:
         set_rates(here, slow=BIG_PER_S, fast=0.0, idle=0.0)
         sizes = dict.fromkeys(("slow", "fast", ""), 0)
+        took_s = 0.0
         for key in ("small", "big", "small"):
+            began = time.monotonic()
             sizes["slow"] += len(here.get(key))
+            took_s += time.monotonic() - began
             with here.connect() as link:
                 asked = request(key, b"Connection: close\r\n").replace(b"secret-token", b"other-token")
                 link.sendall(asked)
@@ -40,7 +43,7 @@ def test_what_each_tenant_was_sent_is_counted(tmp_path: Path) -> None:
         with here.connect() as link:
             link.sendall(request("small").replace(b"secret-token", b"wrong-token"))
             sizes[""] += len(until_end(link))
-        wait_for(lambda: here.front.figures().sent_bytes == sum(sizes.values()), 20)
+        wait_for(lambda: here.front.figures().sent_bytes == sum(sizes.values()), 60)
         said = here.front.tenant_figures()
         assert {name: (hits, sent) for name, (hits, sent, _) in said.items()} == {
             "": (0, sizes[""]),
@@ -50,7 +53,7 @@ def test_what_each_tenant_was_sent_is_counted(tmp_path: Path) -> None:
         }
         waited = {name: throttled_s for name, (_, _, throttled_s) in said.items()}
         assert waited["fast"] == waited[""] == 0
-        assert 0.5 < waited["slow"] < 1.5, "BIG takes a second at its rate"
+        assert 0.5 < waited["slow"] <= took_s, "BIG takes a second at its rate"
 
 
 BIG_PER_S = float(len(BIG))
@@ -58,7 +61,7 @@ BIG_PER_S = float(len(BIG))
 
 def test_a_limit_that_changes_holds_for_what_is_being_sent(tmp_path: Path) -> None:
     with served(tmp_path) as here:
-        set_rates(here, slow=MIB, fast=0.0)
+        set_rates(here, slow=BIG_PER_S / 100, fast=0.0)
         with here.connect() as link:
             link.sendall(request("big", b"Connection: close\r\n"))
             link.recv(1)
@@ -66,13 +69,15 @@ def test_a_limit_that_changes_holds_for_what_is_being_sent(tmp_path: Path) -> No
             began = time.monotonic()
             set_rates(here, slow=0.0, fast=0.0)
             assert len(until_end(link)) > len(BIG)
-            assert time.monotonic() - began < 4, "it went on at 1 MiB/s"
+            assert time.monotonic() - began < 50, "it went on at a hundredth of its size each second"
         set_rates(here, slow=2 * BIG_PER_S, fast=0.0)
         with here.connect() as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
             link.sendall(request("big", b"Connection: close\r\n"))
             link.recv(1)
+            # However late: half of it at least is still to come, as the buffers on the way hold no more.
             began = time.monotonic()
-            set_rates(here, slow=BIG_PER_S / 2, fast=0.0)
+            set_rates(here, slow=BIG_PER_S / 4, fast=0.0)
             assert len(until_end(link)) > len(BIG)
             assert time.monotonic() - began > 1.2, "it went on with twice its size each second"
         after = here.front.tenant_figures()["slow"]
@@ -100,14 +105,14 @@ def test_no_body_is_gathered_before_it_is_known_who_asks(tmp_path: Path) -> None
         unknown = AUTHORIZATION.replace(b"secret-token", b"who-knows-this")
         links = []
         for _ in range(20):
-            link = socket.create_connection(("127.0.0.1", back.port), 20)
+            link = socket.create_connection(("127.0.0.1", back.port), 60)
             links.append(link)
             # It sends its body without waiting to be told to.
             link.sendall(b"%b%b\r\n" % (head, unknown))
             sender = threading.Thread(target=_send, args=(link, bytes(4 * MIB)), daemon=True)
             sender.start()
         for _ in links:
-            connection, asked = back.asked.get(timeout=20)
+            connection, asked = back.asked.get(timeout=60)
             assert asked[3] == b""
             assert (asked[4], asked[6]) == (-3, 4 * MIB)
             refusal = b"HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"

@@ -13,7 +13,6 @@ from stoker.cache.client.client import CacheClient
 from tests.e2e.run_helpers import wait_for
 from tests.e2e.s3_helpers import boto3_at
 from tests.e2e.test_cache_fleet import FleetOfServers, fleet_of
-from tests.e2e.test_cache_fleet_start import wait_until
 
 pytestmark = pytest.mark.real
 ADMIN, OTHER = ("AKIDADMIN", "secret-of-admin"), ("AKIDOTHER", "secret-of-other")
@@ -86,7 +85,7 @@ def test_buckets_are_made_and_removed_everywhere(tmp_path: Path) -> None:
         fleet.servers.pop("y").stop(signal.SIGKILL)
         x.delete_bucket(Bucket="new-one")
         fleet.start("y", *options(tmp_path))
-        wait_until(lambda: names(at(fleet, "y")) == {"b", "kept"}, "it is told when it is back")
+        wait_for(lambda: names(at(fleet, "y")) == {"b", "kept"}, why="word of it once it is back")
         assert names(x) == {"b", "kept"}
         for name in "xy":
             fleet.servers.pop(name).stop(signal.SIGKILL)

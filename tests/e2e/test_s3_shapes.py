@@ -161,10 +161,24 @@ def test_who_sends_a_body_that_is_not_wanted_reads_why(server: ServerProcess) ->
 
 
 def test_who_goes_on_sending_for_a_while_is_not_cut_off(server: ServerProcess) -> None:
-    parts = urlsplit(server.url)
+    for _ in range(20):
+        longest_s, answer = goes_on_sending(server)
+        if longest_s < 0.9:
+            break
+    assert answer.startswith(b"HTTP/1.1 403 ")
+
+
+def goes_on_sending(server: ServerProcess) -> tuple[float, bytes]:
+    """The longest pause, in seconds, of a second in which one may be cut off; and what is answered."""
+    parts, longest_s = urlsplit(server.url), 0.0
     with socket.create_connection((parts.hostname or "", parts.port or 0), 60) as link:
         link.sendall(b"PUT /data/new HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % MIB)
-        for _ in range(8):
-            time.sleep(0.3)
-            link.sendall(bytes(1000))
-        assert link.recv(65536).startswith(b"HTTP/1.1 403 ")
+        sent = time.monotonic()
+        try:
+            for _ in range(8):
+                time.sleep(0.3)
+                link.sendall(bytes(1000))
+                longest_s, sent = max(longest_s, time.monotonic() - sent), time.monotonic()
+            return longest_s, link.recv(65536)
+        except ConnectionError as error:
+            return max(longest_s, time.monotonic() - sent), repr(error).encode()

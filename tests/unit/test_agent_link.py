@@ -195,14 +195,16 @@ def test_who_has_not_heard_of_a_master_for_the_timeout_gives_up_however_the_sile
 
 
 class AgileLoop(asyncio.SelectorEventLoop):
-    """Has its time jump to the next timer when nothing else is to be done, and is the clock of all that runs in it."""
+    """Has its time jump to the next timer when nothing else is to be done, and else stand still: it is the clock of all
+    that runs in it, however slowly that goes."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.skipped_s = 0.0
+        super().__init__()
+        self.began = super().time()
 
     def time(self) -> float:
-        return super().time() + self.skipped_s
+        return self.began + self.skipped_s
 
     def now(self) -> float:
         return self.time()

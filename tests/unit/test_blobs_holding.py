@@ -86,10 +86,11 @@ def test_those_who_wait_for_the_disk_wait_together() -> None:
     async def story() -> None:
         begun: list[int] = []
         written = 0
+        goes_on = asyncio.Event()
 
         async def sync() -> None:
             begun.append(written)
-            await asyncio.sleep(0.01)
+            await goes_on.wait()
 
         flushing = Flushing(sync)
 
@@ -101,9 +102,14 @@ def test_those_who_wait_for_the_disk_wait_together() -> None:
             assert any(seen >= mine for seen in begun)
             return mine
 
-        first = asyncio.create_task(write())
-        await asyncio.sleep(0.005)
-        await asyncio.gather(first, *(write() for _ in range(50)))
+        writing = [asyncio.create_task(write())]
+        while not begun:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        writing += [asyncio.create_task(write()) for _ in range(50)]
+        while written < len(writing):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(*writing)
         assert begun == [1, 51]
 
         async def fail() -> None:

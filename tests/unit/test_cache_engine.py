@@ -430,7 +430,7 @@ def test_fetches_that_are_given_up_take_nothing_of_the_budget_with_them(tmp_path
             await asyncio.sleep(0)
             second.leave()
         slow.hangs = False
-        assert await asyncio.wait_for(world.read(), 10) == bytes(2500)
+        assert await asyncio.wait_for(world.read(), 60) == bytes(2500)
 
     run(World(tmp_path), test)
 

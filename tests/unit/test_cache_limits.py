@@ -278,7 +278,7 @@ def test_who_leaves_the_queue_leaves_no_gap() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert await asyncio.wait_for(guarded.read(), 5) == b"content"
+        assert await asyncio.wait_for(guarded.read(), 60) == b"content"
 
     run(story())
 

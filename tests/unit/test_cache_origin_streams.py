@@ -250,7 +250,7 @@ def test_who_leaves_the_queue_before_the_stream_begins_leaves_no_gap() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert await asyncio.wait_for(guarded.whole(), 10) == CONTENT
+        assert await asyncio.wait_for(guarded.whole(), 60) == CONTENT
 
     run(story())
 

@@ -106,6 +106,8 @@ def test_beginnings_are_bounded_while_the_origin_thinks(tmp_path: Path) -> None:
 
         world.origin.open = slow_open  # type: ignore[method-assign]
         reading = [asyncio.create_task(world.read(name, begins=True)) for name in names]
+        while len(opened) < 128:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert len(opened) == 128
         go_on.set()
@@ -131,11 +133,14 @@ def test_a_page_that_many_ask_for_at_once_is_listed_once(tmp_path: Path) -> None
             asyncio.create_task(world.engine.metadata.page(world.bucket, "", None, limit))
             for limit in (3, 3, 3, 2)
         ]
+        while len(asked) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         assert sorted(asked) == [("", None, 2), ("", None, 3)]
         await world.engine.metadata.refresh(world.bucket, "")
         later = asyncio.create_task(world.engine.metadata.page(world.bucket, "", None, 3))
-        await asyncio.sleep(0.01)
+        while len(asked) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         assert len(asked) == 3, "what was asked before a refresh is no answer after it"
         go_on.set()
         found = await asyncio.gather(*pages, later)

@@ -133,19 +133,19 @@ def test_a_member_of_a_folder_is_sure_of_its_fleet_as_long_as_it_writes_and_read
         await one.announce(FleetMember("one", "http://one:1"))
         assert one.confirmed_until < clock.now(), "who else is there it has not read yet"
         reading = asyncio.create_task(_read_on(one))
-        await asyncio.sleep(0.3)
-        assert one.confirmed_until > clock.now() + 1.0
+        while one.confirmed_until < clock.now() + 1.0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         assert one.confirmed_until < clock.now() + 2.0 - MARGIN_S + 0.001
         os.rename(folder, tmp_path / "away")
-        await asyncio.sleep(0.2)
-        before = one.confirmed_until
-        await asyncio.sleep(0.3)
-        assert one.confirmed_until == before
+        before = 0.0
+        while one.confirmed_until != before:  # one that had begun may still come to its end
+            before = one.confirmed_until
+            await asyncio.sleep(0.3)
         reading.cancel()
         await one.leave()
         assert one.confirmed_until < 0
 
-    asyncio.run(story())
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 async def _read_on(membership: FolderMembership) -> None:
@@ -156,7 +156,7 @@ async def _read_on(membership: FolderMembership) -> None:
 def test_members_meet_in_a_folder_and_are_gone_once_they_fall_silent(tmp_path: Path) -> None:
     async def story() -> None:
         folder = tmp_path / "members"
-        one, two = (FolderMembership(folder, beat_s=0.05, lease_s=0.5) for _ in range(2))
+        one, two = (FolderMembership(folder, beat_s=0.05, lease_s=2.0) for _ in range(2))
         await one.announce(FleetMember("one", "http://one:1"))
         await two.announce(FleetMember("two", "http://two:2"))
         (folder / "bad.member").write_bytes(b"{half a file")
@@ -184,7 +184,7 @@ def test_members_meet_in_a_folder_and_are_gone_once_they_fall_silent(tmp_path: P
         await one.leave()
         await seen.aclose()
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_member_is_used_only_if_it_is_who_it_is_said_to_be() -> None:

@@ -50,10 +50,10 @@ class Agent:
         )
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._channel.start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._channel.start(), self._loop).result(60)
 
     def next_call(self) -> Call:
-        return self.calls.get(timeout=10)
+        return self.calls.get(timeout=60)
 
     def serve(self, call: Call) -> None:
         self.service.call("w", call.number, call.body, 0.0)
@@ -67,7 +67,7 @@ class Agent:
         channel, lost = AgentChannel(str(self.path), "w"), threading.Event()
         channel.start(lambda _: None, lost.set, on_beat=on_beat, beat_s=beat_s)
         self._lost.append(lost)
-        self._hellos.get(timeout=10)  # only then does `close` know of the connection
+        self._hellos.get(timeout=60)  # only then does `close` know of the connection
         return channel
 
     async def _settle(self) -> None:
@@ -83,15 +83,15 @@ class Agent:
                 return
             thread, _ = in_thread(lambda: channel.call("shards", b"?"))
             self.give(Answer(number=self.next_call().number))
-            thread.join(10)
+            thread.join(60)
         raise AssertionError("it was never so")
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
-        assert all(lost.wait(10) for lost in self._lost)
+        assert all(lost.wait(60) for lost in self._lost)
 
 
 @pytest.fixture
@@ -132,12 +132,12 @@ def test_a_shard_that_comes_when_nobody_waits_is_handed_back(agent: Agent, chann
     )
     thread, _ = in_thread(lambda: caller.call(RegisterDataset("train", SPEC)))
     agent.serve(agent.next_call())
-    thread.join(10)
+    thread.join(60)
     thread, said = in_thread(lambda: caller.call(LeaseShard("train")))
     lease = agent.next_call()
     interrupt.set()
     channel.wake()
-    thread.join(10)
+    thread.join(60)
     assert isinstance(said[0], Interrupted)
     agent.serve(lease)
     agent.serve(agent.next_call())
@@ -145,7 +145,7 @@ def test_a_shard_that_comes_when_nobody_waits_is_handed_back(agent: Agent, chann
     interrupt.clear()
     thread, said = in_thread(lambda: caller.call(LeaseShard("train")))
     agent.serve(agent.next_call())
-    thread.join(10)
+    thread.join(60)
     assert isinstance(said[0], ShardLeased), "it comes again"
 
 
@@ -173,7 +173,7 @@ def test_an_answer_that_was_there_before_the_interruption_is_not_lost(
 def test_a_refusal_and_a_lost_agent(agent: Agent, channel: AgentChannel, tmp_path: Path) -> None:
     thread, said = in_thread(lambda: channel.call("shards", b"?"))
     agent.give(Answer(number=agent.next_call().number, error="no such thing"))
-    thread.join(10)
+    thread.join(60)
     assert isinstance(said[0], JobError)
     assert str(said[0]) == "no such thing"
     (tmp_path / "other").mkdir()
@@ -182,7 +182,7 @@ def test_a_refusal_and_a_lost_agent(agent: Agent, channel: AgentChannel, tmp_pat
     thread, said = in_thread(lambda: lost.call("shards", b"?"))
     other.next_call()
     other.close()
-    thread.join(10)
+    thread.join(60)
     assert isinstance(said[0], MasterUnreachable)
 
 
@@ -194,14 +194,14 @@ def test_a_call_that_is_too_long_is_refused_with_its_size_and_the_next_one_is_no
         channel.call("shards", bytes(5 << 20))
     thread, said = in_thread(lambda: channel.call("shards", b"?"))
     agent.give(Answer(number=agent.next_call().number, body=b"here"))
-    thread.join(10)
+    thread.join(60)
     assert said == [b"here"]
 
 
 def test_last_words_of_any_length_arrive(agent: Agent, channel: AgentChannel) -> None:
     words = "Traceback: " + "x" * (5 << 20)
     channel.fail(words)
-    assert agent.failures.get(timeout=10) == words
+    assert agent.failures.get(timeout=60) == words
 
 
 def test_a_worker_that_hears_much_beats_all_the_same(agent: Agent) -> None:
@@ -222,7 +222,7 @@ def test_a_worker_with_many_open_files_hears_its_agent(agent: Agent) -> None:
     assert channel._socket.fileno() > 1023
     thread, said = in_thread(lambda: channel.call("shards", b"?"))
     agent.give(Answer(number=agent.next_call().number, body=b"heard"))
-    thread.join(10)
+    thread.join(60)
     assert said == [b"heard"]
 
 
@@ -243,7 +243,7 @@ threading.Event().wait()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        listener.settimeout(30)
+        listener.settimeout(60)
         worker = subprocess.Popen([sys.executable, "-c", script, path], stderr=subprocess.PIPE, text=True)
         try:
             connection, _ = listener.accept()
@@ -251,7 +251,7 @@ threading.Event().wait()
                 assert isinstance(codec.receive(connection), Hello)
                 codec.send(connection, Order(generation=1))
                 failure = codec.receive(connection)
-                _, words = worker.communicate(timeout=30)
+                _, words = worker.communicate(timeout=60)
         finally:
             worker.kill()
             worker.communicate()
@@ -272,7 +272,7 @@ def test_a_forked_process_may_not_speak_for_its_worker(
 def test_who_has_said_nothing_is_let_go_as_well(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.settimeout(10)
+        silent.settimeout(60)
         silent.connect(str(agent.path))
         agent.connect()  # by then the one before is accepted
         agent.close()

@@ -59,7 +59,7 @@ def serve(
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         await reader.readline()
         await peer(reader, writer)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             end = await done
         writer.close()
         server.close()

@@ -70,7 +70,7 @@ def test_a_collective_with_a_stopped_peer_is_broken_at_once_and_the_next_group_w
         with pytest.raises(RuntimeError) as failure:
             dist.all_reduce(torch.ones(4))
         assert is_collective_failure(failure.value)
-        assert time.monotonic() - began < 10, "not after the timeout of 60 s"
+        assert time.monotonic() - began < 40, "not after the timeout of 60 s"
         group.close()
 
         pipes[0].send("close")
@@ -163,7 +163,7 @@ def test_a_group_that_waits_for_an_absent_peer_is_broken_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError):
         group.open(world_of(1, 2, group.endpoint), 0)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     group.close()
     assert group.endpoint != first, "a store whose connection was cut is replaced"
 
@@ -179,7 +179,7 @@ def test_a_world_that_is_over_before_its_group_is_opened_is_not_waited_for() -> 
     began = time.monotonic()
     with pytest.raises(InterruptedError):
         group.open(world_of(1, 2, group.endpoint), 0, check)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     group.close()
 
 
@@ -187,7 +187,7 @@ def test_a_store_of_a_job_on_one_machine_listens_on_the_loopback_only() -> None:
     group = ProcessGroup(torch.device("cpu"), timeout_s=60, address="127.0.0.1")
     port = int(group.endpoint.rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), timeout=5)
+        socket.create_connection(("127.0.0.2", port), timeout=30)
     group.close()
 
 
@@ -204,9 +204,9 @@ def test_a_store_listens_at_its_workers_address_only() -> None:
     group = ProcessGroup(torch.device("cpu"), timeout_s=60, address=address)
     host, _, port = group.endpoint.rpartition(":")
     assert host == address
-    socket.create_connection((address, int(port)), timeout=5).close()
+    socket.create_connection((address, int(port)), timeout=30).close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(port)), timeout=5)
+        socket.create_connection(("127.0.0.1", int(port)), timeout=30)
     group.close()
 
 
@@ -215,7 +215,7 @@ def test_a_store_at_an_address_that_only_others_know_listens_on_every_interface(
     group = ProcessGroup(torch.device("cpu"), timeout_s=60, address=address)
     host, _, port = group.endpoint.rpartition(":")
     assert host == address
-    socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
+    socket.create_connection(("127.0.0.1", int(port)), timeout=30).close()
     group.close()
 
 

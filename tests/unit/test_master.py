@@ -92,7 +92,7 @@ class NodeByHand:
         self.directive = Directive(seq=0, generation=0)
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await open_stream("127.0.0.1", self._port, "secret", timeout_s=5)
+        self._reader, self._writer = await open_stream("127.0.0.1", self._port, "secret", timeout_s=30)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,7 +128,7 @@ class NodeByHand:
                 return decode_answer(message.answer.body)
 
     async def _read(self) -> ToAgent | None:
-        return await asyncio.wait_for(self._to_agent.read(self._reader), 10)
+        return await asyncio.wait_for(self._to_agent.read(self._reader), 60)
 
     def _say(self, message: ToMaster) -> None:
         self._writer.write(self._to_master.encode(message))

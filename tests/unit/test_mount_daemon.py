@@ -82,7 +82,7 @@ def test_what_nobody_waits_for_any_more_takes_no_turn(
             assert go_on.wait(WAIT_S)
         return FILE
 
-    mount = DaemonAtWork(tmp_path, MountSettings(timeout_s=1.0), hangs_at_first)
+    mount = DaemonAtWork(tmp_path, MountSettings(timeout_s=4.0), hangs_at_first)
     assert mount.look_up("a") == (errno.ETIMEDOUT, 0)
     assert mount.look_up("b") == (errno.ETIMEDOUT, 0)
     go_on.set()

@@ -74,7 +74,7 @@ async def steady(figure: Callable[[], int]) -> int:
     async with asyncio.timeout(LONG_S):
         while figure() != known:
             known = figure()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.0)
     return known
 
 

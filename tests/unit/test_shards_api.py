@@ -250,7 +250,7 @@ def attempt() -> Iterator[Attempt]:
 
 def settled(source: DynamicShards) -> ShardStatus:
     """The status once nobody is at work."""
-    for _ in range(1000):
+    for _ in range(6000):
         status = source.status()
         if status.doing == 0:
             return status

@@ -458,7 +458,7 @@ def test_loader_shares_and_the_rank_without_one() -> None:
 
 
 class Slow(Numbers):
-    """Notes what is read; each read takes a while."""
+    """Notes what is read; each read takes so long that what is to be read ahead is not read at once."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(200)
@@ -467,7 +467,7 @@ class Slow(Numbers):
     def __getitem__(self, record: int) -> int:
         with self.log.open("a") as file:
             file.write(f"{record}\n")
-        time.sleep(0.05)
+        time.sleep(0.4)
         return record
 
 

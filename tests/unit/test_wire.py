@@ -68,7 +68,7 @@ async def answer(port: int, raw: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(raw)
     writer.write_eof()
-    got = await asyncio.wait_for(reader.read(), 5)
+    got = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     await writer.wait_closed()
     return got
@@ -90,7 +90,7 @@ def test_a_master_that_is_spoken_to_wrongly_goes_on() -> None:
         assert (await answer(port, stream + b"\xff\xff\xff\xff")).startswith(b"HTTP/1.1 101")
         assert (await answer(port, stream + b"\x00\x00\x00\x01\xc1")).startswith(b"HTTP/1.1 101")
         with pytest.raises(AccessDenied, match="refuses the job token"):
-            await open_stream("127.0.0.1", port, "wrong", timeout_s=5)
+            await open_stream("127.0.0.1", port, "wrong", timeout_s=30)
         status = await answer(port, b"GET /v1/status HTTP/1.1\r\n" + auth + b"\r\n")
         assert b'"phase":"waiting"' in status
         await master.close()
@@ -103,7 +103,7 @@ def test_one_stream_speaks_for_one_node() -> None:
         master, port = await master_on_a_free_port()
         to_master: FrameCodec[ToMaster] = FrameCodec(ToMaster)
         to_agent: FrameCodec[ToAgent] = FrameCodec(ToAgent)
-        reader, writer = await open_stream("127.0.0.1", port, "secret", timeout_s=5)
+        reader, writer = await open_stream("127.0.0.1", port, "secret", timeout_s=30)
         writer.write(to_master.encode(Join(node="a", job="none", host="h", address="h", slots=1)))
         assert isinstance(await to_agent.read(reader), Directive)
         writer.write(to_master.encode(NodeReport(node="b", seq=1, workers=())))
@@ -122,7 +122,7 @@ def test_nobody_listens() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(MasterUnreachable, match=f"no master answers at 127.0.0.1:{port}"):
-        asyncio.run(open_stream("127.0.0.1", port, "t", timeout_s=2))
+        asyncio.run(open_stream("127.0.0.1", port, "t", timeout_s=30))
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 101 Switch"])
@@ -143,7 +143,7 @@ def test_a_master_that_dies_as_it_is_called_is_one_that_cannot_be_reached(
         server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
         async with server:
             with pytest.raises(MasterUnreachable, match="hung up"):
-                await open_stream("127.0.0.1", server.sockets[0].getsockname()[1], "t", timeout_s=5)
+                await open_stream("127.0.0.1", server.sockets[0].getsockname()[1], "t", timeout_s=30)
 
     asyncio.run(story())
 
