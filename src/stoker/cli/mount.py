@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from stoker.cache.mount import device, holding
-from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.places import (
     FILE_SYSTEM,
     MountedThere,
@@ -22,7 +21,7 @@ from stoker.cache.mount.places import (
     users_of,
 )
 from stoker.cli.cache_options import print_json, warn
-from stoker.cli.mount_plan import check_folder, drop_token, plan, take_away, take_options
+from stoker.cli.mount_plan import check_folder, plan, take_away, take_options
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import notify_socket
 
@@ -137,15 +136,6 @@ def _mount(arguments: argparse.Namespace) -> int:
     folder = full_path(arguments.folder)
     check_folder(folder, may_have_files=arguments.nonempty)
     config, place = plan(arguments, folder), MountPlace(folder)
-    try:
-        return _begin(arguments, config, place)
-    except BaseException:
-        drop_token(config, place)
-        raise
-
-
-def _begin(arguments: argparse.Namespace, config: HolderConfig, place: MountPlace) -> int:
-    folder = config.folder
     if arguments.daemon:
         pid = holding.start(config, place)
         print_json({"folder": folder, "source": config.source, "pid": pid}) if arguments.json else print(

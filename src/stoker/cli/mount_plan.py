@@ -34,7 +34,6 @@ from stoker.settings import ClientTlsFiles, cache_settings
 
 BUCKET = "mount"
 _FILES = "file://"
-_TOKEN = "token-"
 _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
 _OF_OTHERS = frozenset((
@@ -96,11 +95,7 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         if isinstance(said, str):
             _check_text(said, name.replace("_", "-"))
     config = _planned(arguments, folder)
-    try:
-        _check_apart(config)
-    except ConfigError:
-        drop_token(config, MountPlace(folder))
-        raise
+    _check_apart(config)
     return config
 
 
@@ -140,20 +135,12 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
             f"--cache-dir: the server at {endpoint} is on this machine already, and its cache is used"
         )
     listed = ",".join(one.strip().partition("://")[2].rstrip("/") for one in endpoint.split(","))
-    fields = [f"token_file={quote(_kept_token(folder, token))}"] if token else []
+    # An URL names no secret: whoever holds the place writes the file.
+    fields = [f"token_file={quote(str(MountPlace(folder).token_path))}"] if token else []
     fields += [f"ca_file={quote(tls.ca)}"] if tls.ca else []
     scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
     url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
     return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
-
-
-def drop_token(config: HolderConfig, place: MountPlace) -> None:
-    """Of a plan that came to nothing."""
-    if config.embedded is None or config.behind is None:
-        return
-    for path in place.path.glob(f"{_TOKEN}*"):
-        if quote(str(path)) in config.embedded.origin_url:
-            path.unlink(missing_ok=True)
 
 
 def _check_apart(config: HolderConfig) -> None:
@@ -305,16 +292,6 @@ def _token(arguments: argparse.Namespace) -> str | None:
         return Path(arguments.token_file).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--token-file {arguments.token_file}: {error}") from None
-
-
-def _kept_token(folder: str, token: str) -> str:
-    """A private file with it: an URL names no secret."""
-    place = MountPlace(folder)
-    place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = place.path / f"{_TOKEN}{secrets.token_hex(8)}"  # a mount that was ended may go on with its own
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(token)
-    return str(path)
 
 
 def _number(text: str | None, name: str, default: int) -> int:
