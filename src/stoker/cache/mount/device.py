@@ -21,6 +21,7 @@ _UMOUNT_NOFOLLOW = 8
 _BACKING_OPEN = (1 << 30) | (16 << 16) | (229 << 8) | 1
 _BACKING_CLOSE = (1 << 30) | (4 << 16) | (229 << 8) | 2
 _BACKING_MAP = struct.Struct("=iIQ")
+_ANSWER, _INTERRUPTION = struct.Struct("=IiQ"), 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -80,6 +81,16 @@ def set_readahead(number: str, readahead_bytes: int) -> None:
     after it. Raises OSError: not of this user."""
     with open(f"{_BACKING_DEVICES}/{number}/read_ahead_kb", "w", encoding="ascii") as said:
         said.write(str(readahead_bytes // 1024))
+
+
+def is_waited_for(device: int, unique: int) -> bool:
+    """Whether a request of that number was read and has no answer. Asked by answering an interruption of it, which
+    says nothing. Raises OSError."""
+    try:
+        os.write(device, _ANSWER.pack(_ANSWER.size, 0, unique | _INTERRUPTION))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def open_backing(device: int, fd: int) -> int:

@@ -162,7 +162,7 @@ class MountPlace:
 
     def clear(self) -> None:
         """What a mount before has left for its next daemon is no concern of this one."""
-        for name in ("state", "state.new", "info", "token"):
+        for name in ("state", "state.new", "state.request", "info", "token"):
             (self.path / name).unlink(missing_ok=True)
 
     def leave(self) -> None:
