@@ -13,7 +13,8 @@ from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.cli.main import build_parser
 from stoker.cli.main import main as stoker
-from stoker.cli.mount_plan import plan, take_away, take_options
+from stoker.cli.mount_plan import plan, take_away
+from stoker.cli.mount_words import take_options
 from stoker.errors import ConfigError, EnvironmentProblem
 
 
@@ -227,19 +228,3 @@ def test_what_is_mounted_since_is_not_taken_away(
     monkeypatch.setattr(device, "unmount", lambda folder, is_lazy: ended.append(folder))
     take_away(there._replace(number="0:40"), left)
     assert ended == []
-
-
-def test_words_of_a_line_of_fstab_that_are_for_others_are_taken(tmp_path: Path) -> None:
-    (tmp_path / "origin").mkdir()
-    words = "rw,nodiratime,lazytime,sync,group,owner,ro,no_small_files,x-systemd.automount,ttl=5s"
-    config = planned(tmp_path / "origin", tmp_path / "mount", "-o", words)
-    assert config.settings.ttl_s == 5.0
-    assert not config.settings.is_writable
-    assert not config.may_skip_opens
-
-
-def test_to_be_written_to_and_only_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "origin").mkdir()
-    with pytest.raises(ConfigError, match="-o ro,writable"):
-        planned(tmp_path / "origin", tmp_path / "mount", "-o", "rw,writable,ro")
-    assert planned(tmp_path / "origin", tmp_path / "mount", "-o", "ro,rw,writable").settings.is_writable

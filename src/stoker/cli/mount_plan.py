@@ -1,4 +1,4 @@
-"""What `stoker mount` is told, as what a holder needs: sources, `-o` options, and whether the folder can be used."""
+"""What `stoker mount` is told, as what a holder needs: sources, settings, and whether the folder can be used."""
 
 from __future__ import annotations
 
@@ -36,40 +36,6 @@ BUCKET = "mount"
 _FILES = "file://"
 _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
-_OF_OTHERS = frozenset((
-    "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
-    "noexec", "async", "sync", "atime", "noatime", "diratime", "nodiratime", "relatime", "lazytime", "nolazytime",
-    "dev", "suid", "group", "owner", "remount",
-))  # fmt: skip
-"""Of a line of fstab: what mount(8) and systemd are told by."""
-_FLAGS = frozenset((
-    "allow_other", "no_passthrough", "no_small_files", "no_xattrs", "nonempty", "small_files", "writable",
-))  # fmt: skip
-_VALUES = frozenset((
-    "endpoint", "token_file", "ca", "cache_dir", "cache_ttl", "capacity", "kernel_ttl", "ttl", "absent_ttl", "timeout",
-    "uid", "gid", "file_mode", "folder_mode",
-))  # fmt: skip
-
-
-def take_options(arguments: argparse.Namespace) -> None:
-    """Have what `-o` says as if the options themselves said it. Raises ConfigError."""
-    words = [word for text in arguments.o for word in text.split(",") if word]
-    if "writable" in words and [word for word in words if word in ("ro", "rw")][-1:] == ["ro"]:
-        raise ConfigError("-o ro,writable: it is either the one or the other")
-    for word in words:
-        name, _, value = word.partition("=")
-        known = name.replace("-", "_")
-        if known == "no_small_files":
-            arguments.small_files = False
-        elif known in _FLAGS:
-            setattr(arguments, known, True)
-        elif known in _VALUES and value:
-            setattr(arguments, known, value)
-        elif known not in _OF_OTHERS and not name.startswith(("x-", "comment")):
-            raise ConfigError(
-                f"-o {word}: there is no such option; there are {', '.join(sorted(_FLAGS))}, and "
-                f"{', '.join(sorted(_VALUES))} with =VALUE"
-            )
 
 
 def settings_of(arguments: argparse.Namespace) -> MountSettings:
@@ -108,6 +74,7 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     base = HolderConfig(
         folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
         lets_others=arguments.allow_other,
+        runs_programs=not arguments.noexec,
         may_skip_opens=arguments.small_files is None and not arguments.writable,
         staging_path=os.path.join(kept, "staging", MountPlace(folder).path.name),
     )  # fmt: skip

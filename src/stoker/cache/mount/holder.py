@@ -53,6 +53,7 @@ class HolderConfig(msgspec.Struct, frozen=True, kw_only=True):
     behind: BucketPlace | None = None
     embedded: EmbeddedConfig | None = None
     lets_others: bool = False
+    runs_programs: bool = True
     staging_path: str = ""
     may_skip_opens: bool = False
 
@@ -91,6 +92,7 @@ class Holder:
             self._fd = device.attach(
                 config.folder, config.source,
                 is_writable=config.settings.is_writable, lets_others=config.lets_others,
+                runs_programs=config.runs_programs,
             )  # fmt: skip
             there = mounted_on(config.folder)
             self._number = "" if there is None else there.number
