@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cache.client.client import CacheClient
 from stoker.errors import ObjectNotFound
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served, wait_until_held
 
@@ -122,8 +123,19 @@ def test_a_damaged_index_is_read_as_far_as_it_goes_and_says_so(tmp_path: Path, d
 
 
 def test_a_folder_has_one_server(tmp_path: Path) -> None:
-    with served(tmp_path / "d", {}), pytest.raises(AssertionError, match="in use by another cache server"):
-        ServerProcess("--dir", str(tmp_path / "d"), "--capacity", "1GB")
+    """And who comes while it is at work takes nothing from it: not its socket either."""
+    unix = ("--unix", str(tmp_path / "socket"))
+    with served(tmp_path / "d", {}, *unix):
+        with pytest.raises(AssertionError, match="in use by another cache server"):
+            ServerProcess("--dir", str(tmp_path / "d"), "--capacity", "1GB", *unix)
+        with CacheClient(f"unix://{tmp_path}/socket", timeout_s=20.0) as client:
+            assert client.status().held_blocks == 0
+    assert not (tmp_path / "socket").exists()
+
+
+def test_a_socket_that_cannot_be_is_said(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"none/socket: No such file"):
+        ServerProcess("--dir", str(tmp_path / "d"), "--capacity", "1GB", "--unix", f"{tmp_path}/none/socket")
 
 
 def test_the_limit_holds_while_filling(tmp_path: Path) -> None:

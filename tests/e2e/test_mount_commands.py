@@ -219,6 +219,18 @@ def test_a_mount_of_which_nothing_is_known_is_not_taken_away(origin: Path, tmp_p
         assert mount.holder.wait(WAIT_S) == 0
 
 
+@pytest.mark.parametrize("words", ["nofail,users", "rw,exec"])
+def test_programs_are_run_from_it_where_that_is_not_refused(tmp_path: Path, words: str) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    (origin / "program").write_text("#!/bin/sh\necho it runs\n")
+    with mounted(tmp_path / "m", origin, "--file-mode=555", "-o", words) as mount:
+        done = mount.run("sh", "-c", f"{mount.folder}/program")
+        assert (done.out, "Permission denied" in done.err) == (
+            ("it runs\n", False) if "exec" in words else ("", True)
+        ), done.text
+
+
 def test_umount_of_what_is_no_mount_is_refused(mount: Mount, tmp_path: Path) -> None:
     for folder, words in ((tmp_path, "nothing is mounted on"), (Path("/proc"), "(proc) is mounted on /proc")):
         done = mount.command("umount", str(folder))

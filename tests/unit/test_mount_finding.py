@@ -10,7 +10,7 @@ import pytest
 
 from stoker.cache.mount import finding
 from stoker.cache.mount.finding import Finding
-from stoker.cache.mount.questions import Put
+from stoker.cache.mount.questions import Put, Status
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.staging import Staging
 from stoker.cache.mount.waiting import Failed
@@ -50,6 +50,11 @@ class Cache:
             raise CacheUnavailable("it is gone")
         return DONE
 
+    def room(self) -> tuple[int, int]:
+        if self.clock.now < self.back_at:
+            raise CacheUnavailable("it is\ngone")
+        return 2000, 1000
+
 
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_s: list[float], back_at: float) -> object:
     clock = Clock()
@@ -75,3 +80,19 @@ def test_one_that_does_not_come_back_is_given_up(
     answer = put(tmp_path, monkeypatch, [put_s], put_s + TIMEOUT_S + 2.0)
     assert isinstance(answer, Failed)
     assert answer.code == errno.EIO
+
+
+def test_the_status_is_told_at_once_also_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(finding, "time", clock)
+    source: Any = Cache(clock, [], clock.now + 1.0)
+    asked = Finding(source, Staging(tmp_path), -1, TIMEOUT_S)
+    asked.facts = lambda: {"open": 3}
+    began = clock.now
+    assert asked.find(Status("a")) == b"folder: /a\ncache: cannot be asked: it is gone\nopen: 3\n"
+    assert clock.now == began
+    clock.now += 1.0
+    held = b"cache_capacity_bytes: 2000\ncache_held_bytes: 1000\ncache_held: 1 KB of 2 KB\n"
+    assert asked.find(Status("a")) == b"folder: /a\n" + held + b"open: 3\n"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cache.mount import device, places
+from stoker.cache.mount import device, holding, places
 from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.cli.main import build_parser
 from stoker.cli.main import main as stoker
-from stoker.cli.mount_plan import plan, take_away, take_options
+from stoker.cli.mount_plan import plan, take_away
+from stoker.cli.mount_words import take_options
 from stoker.errors import ConfigError, EnvironmentProblem
 
 
@@ -135,30 +136,51 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path, monkeypatch: pytest.
         planned(".", tmp_path / "m", f"--cache-dir={tmp_path}/kept")
 
 
-def test_a_mount_that_fails_leaves_the_token_of_another_alone(
+def test_a_token_is_written_by_who_holds_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that was ended lazily holds the place while it goes on."""
+    """One that was ended lazily holds it while it goes on: who comes meanwhile leaves its token alone."""
     folder = tmp_path / "m"
     folder.mkdir()
-    monkeypatch.setenv("STOKER_CACHE_TOKEN", "first")
+    monkeypatch.setenv("STOKER_CACHE_TOKEN", "second")
     options = ("--endpoint=http://127.0.0.1:1", f"--cache-dir={tmp_path}/kept")
     place = MountPlace(str(folder))
+    config = planned("stoker://b", folder, *options)
+    assert config.embedded is not None
+    assert config.embedded.origin_url == f"stoker+http://127.0.0.1:1/b?token_file={place.token_path}"
+    assert not place.path.exists(), "to plan writes nothing"
     assert place.take()
     try:
-        planned("stoker://b", folder, *options)
-        (token,) = place.path.glob("token*")
-        monkeypatch.setenv("STOKER_CACHE_TOKEN", "second")
+        place.keep_token("first")
         assert stoker(["mount", "stoker://b", str(folder), *options]) != 0
         assert "is being mounted" in capsys.readouterr().err
-        with pytest.raises(ConfigError, match="the cache"):
-            planned("stoker://b", folder, options[0], f"--cache-dir={folder}/kept")
-        assert list(place.path.glob("token*")) == [token]
-        assert token.read_text() == "first"
-        assert token.stat().st_mode & 0o777 == 0o600
+        assert place.token_path.read_text() == "first"
+        assert place.token_path.stat().st_mode & 0o777 == 0o600
     finally:
         place.leave()
     assert not place.path.exists()
+
+
+def test_the_token_of_a_mount_is_there_while_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    monkeypatch.setenv("STOKER_CACHE_TOKEN", "mine")
+    place, found = MountPlace(str(folder)), []
+    place.path.mkdir(mode=0o700, parents=True)
+    place.token_path.write_text("of one that was killed")
+
+    def run(_: holding.Holder) -> int:
+        found.append((place.is_held(), place.token_path.read_text()))
+        return 0
+
+    monkeypatch.setattr(holding.Holder, "run", run)
+    config = planned("stoker://b", folder, "--endpoint=http://h:1", f"--cache-dir={tmp_path}/kept")
+    holder = MountPlace(str(folder))
+    assert holding.hold(config, holder, lambda _: None) == 0
+    assert found == [(True, "mine")]
+    holder.leave()
 
 
 @pytest.fixture
@@ -166,7 +188,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountPlace:
     """What a holder that was killed has left, on a list of mounts that says so."""
     place = MountPlace(str(tmp_path))
     place.path.mkdir(mode=0o700, parents=True)
-    for name in ("lock", "info", "token-1", "state"):
+    for name in ("lock", "info", "token", "state"):
         (place.path / name).touch()
     lines = tmp_path / "mountinfo"
     lines.write_text(f"30 1 0:41 / {tmp_path} rw - fuse.stoker s3://b rw,user_id={os.getuid()}\n")
@@ -206,19 +228,3 @@ def test_what_is_mounted_since_is_not_taken_away(
     monkeypatch.setattr(device, "unmount", lambda folder, is_lazy: ended.append(folder))
     take_away(there._replace(number="0:40"), left)
     assert ended == []
-
-
-def test_words_of_a_line_of_fstab_that_are_for_others_are_taken(tmp_path: Path) -> None:
-    (tmp_path / "origin").mkdir()
-    words = "rw,nodiratime,lazytime,sync,group,owner,ro,no_small_files,x-systemd.automount,ttl=5s"
-    config = planned(tmp_path / "origin", tmp_path / "mount", "-o", words)
-    assert config.settings.ttl_s == 5.0
-    assert not config.settings.is_writable
-    assert not config.may_skip_opens
-
-
-def test_to_be_written_to_and_only_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "origin").mkdir()
-    with pytest.raises(ConfigError, match="-o ro,writable"):
-        planned(tmp_path / "origin", tmp_path / "mount", "-o", "rw,writable,ro")
-    assert planned(tmp_path / "origin", tmp_path / "mount", "-o", "ro,rw,writable").settings.is_writable

@@ -22,6 +22,8 @@ from stoker.cache.mount.records import (
     LookedUp,
     NodeNamed,
     Record,
+    RequestRead,
+    TakenAgain,
     packed,
     records,
     whole_bytes,
@@ -40,6 +42,8 @@ SOME: list[Record] = [
     FolderRead((3 << 32) + 2, 7, 0, None),
     Closed((3 << 32) + 2),
     FileStaged(9, 4, 7, "a/b", 4711, 100, 2, -1),
+    TakenAgain(1 << 63 | 12),
+    RequestRead(14, b"\0\xff request"),
 ]
 NUMBERS = st.integers(0, (1 << 63) - 1)
 ANY_RECORD = st.one_of(
@@ -50,6 +54,7 @@ ANY_RECORD = st.one_of(
     st.builds(FileOpened, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
     st.builds(FolderRead, NUMBERS, NUMBERS, NUMBERS, st.none() | st.text(), NUMBERS),
     st.builds(Closed, NUMBERS),
+    st.builds(RequestRead, NUMBERS, st.binary()),
 )
 
 

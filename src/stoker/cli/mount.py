@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from stoker.cache.mount import device, holding
-from stoker.cache.mount.holder import HolderConfig
 from stoker.cache.mount.places import (
     FILE_SYSTEM,
     MountedThere,
@@ -22,7 +21,8 @@ from stoker.cache.mount.places import (
     users_of,
 )
 from stoker.cli.cache_options import print_json, warn
-from stoker.cli.mount_plan import check_folder, drop_token, plan, take_away, take_options
+from stoker.cli.mount_plan import check_folder, plan, take_away
+from stoker.cli.mount_words import take_options
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import notify_socket
 
@@ -85,7 +85,7 @@ def add_mount_parsers(subparsers: Any) -> None:
     )
     looks.add_argument("--nonempty", action="store_true", help="hide what is in DIR")
     _add_ways(parser.add_argument_group("how it is read"))
-    parser.set_defaults(handler=_mount)
+    parser.set_defaults(handler=_mount, noexec=False)
     ending = subparsers.add_parser(
         "umount", help="end a mount", description="End a mount.", epilog=_UMOUNT_EXAMPLES, formatter_class=raw
     )
@@ -122,7 +122,11 @@ def _add_ways(how: Any) -> None:
         "--writable", action="store_true", help="whole files may be written, through to the origin"
     )
     how.add_argument(
-        "-o", metavar="NAME[=VALUE],…", action="append", default=[], help="as in fstab: the same options"
+        "-o",
+        metavar="NAME[=VALUE],…",
+        action="append",
+        default=[],
+        help="as in fstab: the same options, and noexec",
     )
 
 
@@ -137,15 +141,6 @@ def _mount(arguments: argparse.Namespace) -> int:
     folder = full_path(arguments.folder)
     check_folder(folder, may_have_files=arguments.nonempty)
     config, place = plan(arguments, folder), MountPlace(folder)
-    try:
-        return _begin(arguments, config, place)
-    except BaseException:
-        drop_token(config, place)
-        raise
-
-
-def _begin(arguments: argparse.Namespace, config: HolderConfig, place: MountPlace) -> int:
-    folder = config.folder
     if arguments.daemon:
         pid = holding.start(config, place)
         print_json({"folder": folder, "source": config.source, "pid": pid}) if arguments.json else print(
@@ -216,16 +211,34 @@ def _state(there: MountedThere, place: MountPlace) -> str:
 
 
 def _reload(folder: str) -> int:
-    info = MountPlace(folder).info()
+    place = MountPlace(folder)
+    info = place.info()
     if info is None:
         raise ConfigError(f"nothing is mounted on {folder} by this user: `stoker mount` lists what is")
     try:
-        os.kill(info.pid, signal.SIGHUP)
+        holder = os.pidfd_open(info.pid)
+        try:
+            if not place.is_held():  # its number may be another one's by now
+                raise ProcessLookupError
+            signal.pidfd_send_signal(holder, signal.SIGHUP)
+        finally:
+            os.close(holder)
     except ProcessLookupError:
         raise EnvironmentProblem(
             f"the process that held the mount on {folder} is gone: `stoker umount {folder}` takes away what is left"
         ) from None
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"process {info.pid}, which holds the mount on {folder}, cannot be told: {error.strerror}"
+        ) from None
     return 0
+
+
+def _who_has(folder: str) -> str:
+    if inner := [one.folder for one in mounted() if one.folder.startswith(f"{folder}/")]:
+        return f"something is mounted on {', '.join(_text(one) for one in inner[:5])}"
+    users = ", ".join(f"{pid} ({words[:60]})" for pid, words in users_of(folder)[:5])
+    return f"used by {users or 'a process that this user cannot look at, or that has a file mapped'}"
 
 
 def _umount(arguments: argparse.Namespace) -> int:
@@ -243,12 +256,9 @@ def _umount(arguments: argparse.Namespace) -> int:
         return 0
     try:
         device.unmount(folder, is_lazy=arguments.lazy)
-    except EnvironmentProblem as error:
-        if "busy" not in str(error):
-            raise
-        users = ", ".join(f"{pid} ({words[:60]})" for pid, words in users_of(folder)[:5])
+    except device.MountBusy as error:
         raise EnvironmentProblem(
-            f"{error}; used by {users or 'somebody'}: end that first, or say `stoker umount --lazy {folder}`"
+            f"{error}; {_who_has(folder)}: end that first, or say `stoker umount --lazy {folder}`"
         ) from None
     until = time.monotonic() + _GONE_S
     while not arguments.lazy and place.is_held():

@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-f", action="store_true", help="do everything but mount")
     for flag in "snv":
         parser.add_argument(f"-{flag}", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("-t", metavar="TYPE", help=argparse.SUPPRESS)
+    for option in ("-t", "-N"):
+        parser.add_argument(option, help=argparse.SUPPRESS)
     found = parser.parse_args(argv)
     if found.f:
         return 0

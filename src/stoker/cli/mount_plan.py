@@ -1,4 +1,4 @@
-"""What `stoker mount` is told, as what a holder needs: sources, `-o` options, and whether the folder can be used."""
+"""What `stoker mount` is told, as what a holder needs: sources, settings, and whether the folder can be used."""
 
 from __future__ import annotations
 
@@ -34,43 +34,8 @@ from stoker.settings import ClientTlsFiles, cache_settings
 
 BUCKET = "mount"
 _FILES = "file://"
-_TOKEN = "token-"
 _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
-_OF_OTHERS = frozenset((
-    "defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "nodev", "nosuid", "exec",
-    "noexec", "async", "sync", "atime", "noatime", "diratime", "nodiratime", "relatime", "lazytime", "nolazytime",
-    "dev", "suid", "group", "owner", "remount",
-))  # fmt: skip
-"""Of a line of fstab: what mount(8) and systemd are told by."""
-_FLAGS = frozenset((
-    "allow_other", "no_passthrough", "no_small_files", "no_xattrs", "nonempty", "small_files", "writable",
-))  # fmt: skip
-_VALUES = frozenset((
-    "endpoint", "token_file", "ca", "cache_dir", "cache_ttl", "capacity", "kernel_ttl", "ttl", "absent_ttl", "timeout",
-    "uid", "gid", "file_mode", "folder_mode",
-))  # fmt: skip
-
-
-def take_options(arguments: argparse.Namespace) -> None:
-    """Have what `-o` says as if the options themselves said it. Raises ConfigError."""
-    words = [word for text in arguments.o for word in text.split(",") if word]
-    if "writable" in words and [word for word in words if word in ("ro", "rw")][-1:] == ["ro"]:
-        raise ConfigError("-o ro,writable: it is either the one or the other")
-    for word in words:
-        name, _, value = word.partition("=")
-        known = name.replace("-", "_")
-        if known == "no_small_files":
-            arguments.small_files = False
-        elif known in _FLAGS:
-            setattr(arguments, known, True)
-        elif known in _VALUES and value:
-            setattr(arguments, known, value)
-        elif known not in _OF_OTHERS and not name.startswith(("x-", "comment")):
-            raise ConfigError(
-                f"-o {word}: there is no such option; there are {', '.join(sorted(_FLAGS))}, and "
-                f"{', '.join(sorted(_VALUES))} with =VALUE"
-            )
 
 
 def settings_of(arguments: argparse.Namespace) -> MountSettings:
@@ -96,11 +61,7 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
         if isinstance(said, str):
             _check_text(said, name.replace("_", "-"))
     config = _planned(arguments, folder)
-    try:
-        _check_apart(config)
-    except ConfigError:
-        drop_token(config, MountPlace(folder))
-        raise
+    _check_apart(config)
     return config
 
 
@@ -113,6 +74,7 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     base = HolderConfig(
         folder=folder, source=source, place=BucketPlace(endpoint="", bucket=BUCKET, prefix=""), settings=settings,
         lets_others=arguments.allow_other,
+        runs_programs=not arguments.noexec,
         may_skip_opens=arguments.small_files is None and not arguments.writable,
         staging_path=os.path.join(kept, "staging", MountPlace(folder).path.name),
     )  # fmt: skip
@@ -140,20 +102,12 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
             f"--cache-dir: the server at {endpoint} is on this machine already, and its cache is used"
         )
     listed = ",".join(one.strip().partition("://")[2].rstrip("/") for one in endpoint.split(","))
-    fields = [f"token_file={quote(_kept_token(folder, token))}"] if token else []
+    # An URL names no secret: whoever holds the place writes the file.
+    fields = [f"token_file={quote(str(MountPlace(folder).token_path))}"] if token else []
     fields += [f"ca_file={quote(tls.ca)}"] if tls.ca else []
     scheme = "stoker+https" if endpoint.startswith("https://") else "stoker+http"
     url = f"{scheme}://{listed}/{below.bucket}/{below.prefix}".rstrip("/")
     return _embedding(replace(base, behind=fleet), arguments, f"{url}?{'&'.join(fields)}" if fields else url)
-
-
-def drop_token(config: HolderConfig, place: MountPlace) -> None:
-    """Of a plan that came to nothing."""
-    if config.embedded is None or config.behind is None:
-        return
-    for path in place.path.glob(f"{_TOKEN}*"):
-        if quote(str(path)) in config.embedded.origin_url:
-            path.unlink(missing_ok=True)
 
 
 def _check_apart(config: HolderConfig) -> None:
@@ -305,16 +259,6 @@ def _token(arguments: argparse.Namespace) -> str | None:
         return Path(arguments.token_file).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--token-file {arguments.token_file}: {error}") from None
-
-
-def _kept_token(folder: str, token: str) -> str:
-    """A private file with it: an URL names no secret."""
-    place = MountPlace(folder)
-    place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = place.path / f"{_TOKEN}{secrets.token_hex(8)}"  # a mount that was ended may go on with its own
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(token)
-    return str(path)
 
 
 def _number(text: str | None, name: str, default: int) -> int:

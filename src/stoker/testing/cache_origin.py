@@ -64,7 +64,21 @@ class OriginConformance:
         self.run(test)
 
     @pytest.mark.parametrize(
-        "key", ["missing", "dir", "dir/", "dir/missing", "a/b", "", "../a", "dir/../a", "./a", "x//y"]
+        "key",
+        [
+            "missing",
+            "dir",
+            "dir/",
+            "dir/missing",
+            "a/b",
+            "",
+            "../a",
+            "dir/../a",
+            "./a",
+            "x//y",
+            "a\nb",
+            "\x7f",
+        ],
     )
     def test_what_is_not_an_object_is_not_found(self, key: str) -> None:
         async def test(origin: Origin) -> None:
@@ -156,7 +170,7 @@ class OriginConformance:
 
         self.run(test)
 
-    @pytest.mark.parametrize("key", ["missing", "dir", "dir/missing", "a/b", "", "../a", "x//y"])
+    @pytest.mark.parametrize("key", ["missing", "dir", "dir/missing", "a/b", "", "../a", "x//y", "a\nb"])
     def test_what_is_not_an_object_cannot_be_opened(self, key: str) -> None:
         async def test(origin: Origin) -> None:
             with pytest.raises(ObjectNotFound):
@@ -164,7 +178,7 @@ class OriginConformance:
 
         self.run(test)
 
-    @pytest.mark.parametrize("key", ["missing", "dir", "dir/missing", "a/b", "", "../a", "x//y"])
+    @pytest.mark.parametrize("key", ["missing", "dir", "dir/missing", "a/b", "", "../a", "x//y", "a\nb"])
     @pytest.mark.parametrize("size_bytes", [1, len(LARGE)])
     def test_there_is_no_stream_of_what_is_not_an_object(self, key: str, size_bytes: int) -> None:
         async def test(origin: Origin) -> None:

@@ -21,13 +21,14 @@ _END_S = 5.0
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a holder says to its daemon. `fd`: the device, which it inherits. `number`: MAJOR:MINOR of the mount.
     `behind`: the fleet that the cache at `place` has it from, which keeps it for a while as well. `is_first`: none has
-    answered this mount before."""
+    answered this mount before. `follows_reload`: the one before was told to end."""
 
     fd: int
     folder: str
     number: str
     holder_pid: int
     is_first: bool
+    follows_reload: bool
     state_path: str
     staging_path: str
     place: BucketPlace

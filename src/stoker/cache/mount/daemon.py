@@ -11,10 +11,11 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 
 from stoker.cache.mount import answers, device
 from stoker.cache.mount.core import MountCore
@@ -30,9 +31,10 @@ from stoker.cache.mount.questions import (
     Reply,
     Tell,
 )
-from stoker.cache.mount.records import Record, TakenAgain, packed
-from stoker.cache.mount.requests import RESENT, Body, Header, Opcode, Opening, parse
+from stoker.cache.mount.records import Record, RequestRead, TakenAgain
+from stoker.cache.mount.requests import RESENT, Body, Header, Interrupt, Opcode, Opening, parse
 from stoker.cache.mount.state_log import StateLog
+from stoker.cache.mount.unanswered import IS_SENT_AGAIN, Unanswered
 from stoker.cache.mount.waiting import Failed
 from stoker.cache.mount.workers import Workers
 from stoker.errors import WireError
@@ -43,8 +45,6 @@ _WORKERS_MAX = 512
 _TICK_S = 0.25
 _FINISH_S, _LOOK_S = 25.0, 0.02
 """`stoker umount` waits for a little longer."""
-_TAKEN_MAX = 2
-"""So many daemons may end with a request that was sent again, and the one that read it first."""
 _REQUEST_BYTES = 1024 * 1024 + 64 * 1024
 _BY_PROCESS = frozenset({Opcode.CREATE, Opcode.OPEN, Opcode.FLUSH})
 """What is decided by who asks, if it is about writing. The kernel names the thread."""
@@ -56,7 +56,8 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV})
 
 class Daemon:
     """Answers the mount of this number (MAJOR:MINOR) whose requests come from `fd`, until it is unmounted. A request
-    that several daemons before read and did not live to answer fails, instead of ending this one as well."""
+    that several daemons before read and did not live to answer fails, instead of ending this one as well.
+    `follows_reload`: the one before was told to end, which no request is to blame for."""
 
     def __init__(
         self,
@@ -65,13 +66,16 @@ class Daemon:
         core: MountCore,
         finding: Finding,
         state_log: StateLog,
+        *,
+        follows_reload: bool = False,
     ) -> None:
         self._fd = fd
         self._number = number
         self._core = core
         self._finding = finding
         self._log = state_log
-        self._taken: Counter[int] = Counter()
+        self._unanswered = Unanswered()
+        self._follows_reload = follows_reload
         self._on_ready: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._workers = Workers("stoker-mount", _WORKERS_MAX)
@@ -85,13 +89,15 @@ class Daemon:
         self._carry_out(self._core.begin(time.time_ns(), time.monotonic()))
         if self._core.is_agreed:
             on_ready()
-        if self._core.is_taken_over:
+        threading.Thread(target=self._tick, name="stoker-mount-tick", daemon=True).start()
+        buffer = self._log.buffer(_REQUEST_BYTES)
+        view = memoryview(buffer)
+        if not self._core.is_taken_over:
+            self._finding.tell_left()
+        elif self._core.state.flags & IS_SENT_AGAIN:
             self._tell((answers.send_again(),))
         else:
-            self._finding.tell_left()
-        threading.Thread(target=self._tick, name="stoker-mount-tick", daemon=True).start()
-        buffer = bytearray(_REQUEST_BYTES)
-        view = memoryview(buffer)
+            self._take_again(view)
         os.set_blocking(self._fd, True)
         while True:
             try:
@@ -119,14 +125,35 @@ class Daemon:
         for staged in self._core.state.staged.all():
             log.error("%s could not be written in time: what was is kept", staged.path)
 
+    def _take_again(self, last: memoryview) -> None:
+        """What daemons before have read and not answered, of a kernel that does not send it again. `last` begins with
+        the last one."""
+        size_bytes = int.from_bytes(last[:4], "little")
+        if 0 < size_bytes <= len(last):
+            self._note(last[:size_bytes])
+        for unique, request in self._unanswered.left():
+            if device.is_waited_for(self._fd, unique):
+                self._take(memoryview(request))
+            else:
+                self._unanswered.answered(unique)
+
+    def _note(self, request: memoryview) -> None:
+        with self._lock:
+            if read := self._unanswered.read(request):
+                self._log.append(read)
+
     def _take(self, data: memoryview) -> None:
         unique = int.from_bytes(data[8:16], "little")
+        if not self._core.state.flags & IS_SENT_AGAIN:
+            self._note(data)
         try:
             request = parse(data)
             if unique & RESENT and self._has_ended_others(unique):
                 log.error("request %d ended the daemons before this one: it fails", request.header.opcode)
                 self._write((answers.refusal(unique, errno.EIO),))
                 return
+            if isinstance(request.body, Interrupt):
+                request = request._replace(body=Interrupt(self._unanswered.number(request.body.unique)))
             if request.header.opcode in _BY_PROCESS and not _only_reads(request.body):
                 request = request._replace(header=_of_process(request.header))
             with self._lock:
@@ -145,15 +172,17 @@ class Daemon:
     def _left(self) -> Iterator[Record]:
         """What daemons before wrote down for the core."""
         for record in self._log.read():
-            if isinstance(record, TakenAgain):
-                self._taken[record.unique] += 1
+            if isinstance(record, TakenAgain | RequestRead):
+                self._unanswered.restore(record)
             else:
                 yield record
 
     def _has_ended_others(self, unique: int) -> bool:
         with self._lock:
-            self._log.append(packed(TakenAgain(unique)))
-        return self._taken[unique] >= _TAKEN_MAX
+            has_ended, taken = self._unanswered.takes_again(unique, is_excused=self._follows_reload)
+            if taken:
+                self._log.append(taken)
+        return has_ended
 
     def _answer(self, number: int, question: Question) -> None:
         """Find out, and do what follows. Where an origin hangs, what nobody waits for takes no time from the rest."""
@@ -188,7 +217,7 @@ class Daemon:
                 with self._lock:
                     effects = self._remembered(self._core.tick(time.monotonic()))
                     if self._log.is_long:
-                        self._log.rewrite(self._core.snapshot())
+                        self._log.rewrite(chain(self._core.snapshot(), self._unanswered.records()))
                 self._carry_out(effects)
             except Exception:
                 # Without it nobody would be told that it took too long.
@@ -235,11 +264,16 @@ class Daemon:
                 self._log.append(record)
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
+        unique = 0
+        if self._unanswered:
+            unique, parts = self._unanswered.addressed(parts)
         try:
             os.writev(self._fd, parts)
         except OSError as error:
             if error.errno not in _GONE:
                 log.error("the kernel does not take an answer: %s", error.strerror)
+        if unique:
+            self._unanswered.answered(unique)
 
     def _tell(self, notices: Sequence[bytes]) -> None:
         for notice in notices:

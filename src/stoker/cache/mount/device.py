@@ -16,12 +16,23 @@ from stoker.errors import EnvironmentProblem
 DEVICE = "/dev/fuse"
 _BACKING_DEVICES = "/sys/class/bdi"
 READ_BYTES_MIN = 8192
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 1, 2, 4, 2
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 1, 2, 4, 8, 2
 _UMOUNT_NOFOLLOW = 8
 _BACKING_OPEN = (1 << 30) | (16 << 16) | (229 << 8) | 1
 _BACKING_CLOSE = (1 << 30) | (4 << 16) | (229 << 8) | 2
 _BACKING_MAP = struct.Struct("=iIQ")
+_ANSWER, _INTERRUPTION = struct.Struct("=IiQ"), 1
+_NEEDS_ROOT = ": it needs the capability CAP_SYS_ADMIN, as root has it"
+_UNMOUNT_WHY = {
+    errno.EPERM: _NEEDS_ROOT,
+    errno.EINVAL: ": it is not mounted there any more, or is part of a container, which may not take it away",
+    errno.ENOENT: ": the folder is not there any more",
+}
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MountBusy(EnvironmentProblem):
+    """Somebody has something open there, or something is mounted in it."""
 
 
 def open_device() -> int:
@@ -36,42 +47,55 @@ def open_device() -> int:
         raise EnvironmentProblem(f"cannot open {DEVICE}: {error.strerror}") from error
 
 
-def attach(folder: str, source: str, *, is_writable: bool, lets_others: bool) -> int:
+def attach(
+    folder: str, source: str, *, is_writable: bool, lets_others: bool, runs_programs: bool = True
+) -> int:
     """Have a folder show what whoever has the descriptor that this returns answers; by the help of fusermount3 where
     this user may not. Raises EnvironmentProblem."""
     if os.geteuid() != 0:
-        return helper.mount(folder, source, is_writable=is_writable, lets_others=lets_others)
+        return helper.mount(
+            folder, source, is_writable=is_writable, lets_others=lets_others, runs_programs=runs_programs
+        )
     fd = open_device()
     try:
-        mount(fd, folder, source, is_writable=is_writable, lets_others=lets_others)
+        mount(
+            fd, folder, source,
+            is_writable=is_writable, lets_others=lets_others, runs_programs=runs_programs,
+        )  # fmt: skip
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def mount(fd: int, folder: str, source: str, *, is_writable: bool, lets_others: bool) -> None:
+def mount(
+    fd: int, folder: str, source: str, *, is_writable: bool, lets_others: bool, runs_programs: bool = True
+) -> None:
     """Have a folder show what the daemon behind this descriptor answers; the kernel itself sees to owners and modes."""
     options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},default_permissions"
     options += ",allow_other" if lets_others else ""
-    flags = _MS_NOSUID | _MS_NODEV | (0 if is_writable else _MS_RDONLY)
+    flags = _MS_NOSUID | _MS_NODEV | (0 if is_writable else _MS_RDONLY) | (0 if runs_programs else _MS_NOEXEC)
     said = _libc.mount(source.encode(), os.fsencode(folder), FILE_SYSTEM.encode(), flags, options.encode())
     if said != 0:
         code = ctypes.get_errno()
         why = os.strerror(code)
         if code == errno.EPERM:
-            why += ": it needs the capability CAP_SYS_ADMIN, as root has it"
+            why += _NEEDS_ROOT
         raise EnvironmentProblem(f"cannot mount {source} on {folder}: {why}")
 
 
 def unmount(folder: str, *, is_lazy: bool = False) -> None:
-    """Have it show what was there before. `is_lazy`: at once, for who comes; those who have files open go on."""
+    """Have it show what was there before. `is_lazy`: at once, for who comes; those who have files open go on. Raises
+    MountBusy as well."""
     if os.geteuid() != 0:
-        helper.unmount(folder, is_lazy=is_lazy)
+        if said := helper.unmount(folder, is_lazy=is_lazy):
+            kind = MountBusy if said.endswith(os.strerror(errno.EBUSY)) else EnvironmentProblem
+            raise kind(f"cannot unmount {folder}: {said}")
         return
     if _libc.umount2(os.fsencode(folder), (_MNT_DETACH if is_lazy else 0) | _UMOUNT_NOFOLLOW) != 0:
         code = ctypes.get_errno()
-        raise EnvironmentProblem(f"cannot unmount {folder}: {os.strerror(code)}")
+        kind = MountBusy if code == errno.EBUSY else EnvironmentProblem
+        raise kind(f"cannot unmount {folder}: {os.strerror(code)}{_UNMOUNT_WHY.get(code, '')}")
 
 
 def set_readahead(number: str, readahead_bytes: int) -> None:
@@ -80,6 +104,16 @@ def set_readahead(number: str, readahead_bytes: int) -> None:
     after it. Raises OSError: not of this user."""
     with open(f"{_BACKING_DEVICES}/{number}/read_ahead_kb", "w", encoding="ascii") as said:
         said.write(str(readahead_bytes // 1024))
+
+
+def is_waited_for(device: int, unique: int) -> bool:
+    """Whether a request of that number was read and has no answer. Asked by answering an interruption of it, which
+    says nothing. Raises OSError."""
+    try:
+        os.write(device, _ANSWER.pack(_ANSWER.size, 0, unique | _INTERRUPTION))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def open_backing(device: int, fd: int) -> int:

@@ -14,10 +14,11 @@ SUBTYPE = "stoker"
 _MEND = f"install it (Debian: apt-get install fuse3), or mount as root ({PROGRAM} is what lets others)"
 
 
-def mount(folder: str, source: str, *, is_writable: bool, lets_others: bool) -> int:
+def mount(folder: str, source: str, *, is_writable: bool, lets_others: bool, runs_programs: bool) -> int:
     """A descriptor that the mount's requests are read from. Raises EnvironmentProblem."""
     options = ["rw" if is_writable else "ro", "nosuid", "nodev", "default_permissions"]
     options += [f"fsname={_escaped(source)}", f"subtype={SUBTYPE}", *(["allow_other"] if lets_others else [])]
+    options += [] if runs_programs else ["noexec"]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         done = subprocess.run(
@@ -37,14 +38,13 @@ def mount(folder: str, source: str, *, is_writable: bool, lets_others: bool) -> 
     return fds[0]
 
 
-def unmount(folder: str, *, is_lazy: bool) -> None:
-    """Raises EnvironmentProblem."""
+def unmount(folder: str, *, is_lazy: bool) -> str:
+    """Why it could not be done, in English; empty: it is. Raises EnvironmentProblem."""
     words = [_program(), "-u", *(["-z"] if is_lazy else []), "--", folder]
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, env={**environment(), "LC_ALL": "C"}
     )
-    if done.returncode != 0:
-        raise EnvironmentProblem(f"cannot unmount {folder}: {done.stderr.strip()}")
+    return "" if done.returncode == 0 else done.stderr.strip() or f"{PROGRAM} ends with {done.returncode}"
 
 
 def _program() -> str:

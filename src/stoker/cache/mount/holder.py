@@ -53,6 +53,7 @@ class HolderConfig(msgspec.Struct, frozen=True, kw_only=True):
     behind: BucketPlace | None = None
     embedded: EmbeddedConfig | None = None
     lets_others: bool = False
+    runs_programs: bool = True
     staging_path: str = ""
     may_skip_opens: bool = False
 
@@ -68,6 +69,7 @@ class Holder:
         self._cache: OwnCache | None = None
         self._daemon: Child | None = None
         self._is_daemon_ready = False
+        self._is_reloading = False
         self._daemon_again = Retries(_PAUSES_S, _QUICK_S)
         self._kill_at: float | None = None
         self._is_first = True
@@ -90,6 +92,7 @@ class Holder:
             self._fd = device.attach(
                 config.folder, config.source,
                 is_writable=config.settings.is_writable, lets_others=config.lets_others,
+                runs_programs=config.runs_programs,
             )  # fmt: skip
             there = mounted_on(config.folder)
             self._number = "" if there is None else there.number
@@ -160,6 +163,9 @@ class Holder:
                 f"the mount on {self._config.folder} cannot be gone on with: somebody has removed what its daemon had "
                 f"written down, in {self._place.state_path}"
             )
+        if self._is_reloading:
+            self._daemon_again.at = time.monotonic()
+            return
         self._daemon_failed(_how(code))
 
     def _daemon_failed(self, how: str) -> None:
@@ -176,6 +182,7 @@ class Holder:
             log.info("starting the daemon anew")
             if self._cache is not None:
                 self._cache.restart(time.monotonic())
+            self._is_reloading = self._daemon is not None
             self._end_daemon(_ENDS_S)
             return
         self._stops += 1
@@ -214,6 +221,7 @@ class Holder:
                     number=self._number,
                     holder_pid=os.getpid(),
                     is_first=self._is_first,
+                    follows_reload=self._is_reloading,
                     state_path=str(self._place.state_path),
                     staging_path=config.staging_path,
                     place=config.place,
@@ -224,6 +232,7 @@ class Holder:
         except OSError as error:
             self._daemon_failed(f"it cannot be started: {error}")
             return
+        self._is_reloading = False
         self._say()
 
     def _start_cache(self) -> None:

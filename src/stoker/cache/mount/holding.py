@@ -43,6 +43,8 @@ def hold(config: HolderConfig, place: MountPlace, on_ready: Callable[[str], None
             f"{config.folder} is being mounted, or is mounted, by another `stoker mount`: `stoker mount` lists them"
         )
     place.clear()
+    if config.embedded is not None and config.behind is not None and config.behind.token:
+        place.keep_token(config.behind.token)
     return Holder(config, place, on_ready).run()
 
 

@@ -84,6 +84,16 @@ class MountPlace:
         """Where a holder in the background and its daemons log."""
         return self.path / "log"
 
+    @property
+    def token_path(self) -> Path:
+        """Where the token lies with which a cache of the mount's own asks the fleet behind it."""
+        return self.path / "token"
+
+    def keep_token(self, token: str) -> None:
+        """By who holds it. Raises OSError."""
+        with open(os.open(self.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+
     def shorten_log(self) -> None:
         """Begin the log anew where it has become too long."""
         with suppress(OSError):
@@ -152,7 +162,7 @@ class MountPlace:
 
     def clear(self) -> None:
         """What a mount before has left for its next daemon is no concern of this one."""
-        for name in ("state", "state.new", "info"):
+        for name in ("state", "state.new", "state.request", "info", "token"):
             (self.path / name).unlink(missing_ok=True)
 
     def leave(self) -> None:

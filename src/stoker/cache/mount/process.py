@@ -44,7 +44,9 @@ def main() -> int:
         core = MountCore(settings)
         staging = Staging(Path(config.staging_path))
         finding = Finding(source, staging, config.fd, settings.timeout_s, behind)
-        daemon = Daemon(config.fd, config.number, core, finding, state_log)
+        daemon = Daemon(
+            config.fd, config.number, core, finding, state_log, follows_reload=config.follows_reload
+        )
         daemon.run(_ready)
     except StokerError as error:
         log.error("%s", error)

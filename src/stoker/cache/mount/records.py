@@ -99,7 +99,25 @@ class TakenAgain(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     unique: int
 
 
-Record = Began | NodeNamed | LookedUp | Forgotten | FileOpened | FolderRead | Closed | FileStaged | TakenAgain
+class RequestRead(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+    """A daemon has read a request, of a kernel that would not send it again."""
+
+    unique: int
+    request: bytes
+
+
+Record = (
+    Began
+    | NodeNamed
+    | LookedUp
+    | Forgotten
+    | FileOpened
+    | FolderRead
+    | Closed
+    | FileStaged
+    | TakenAgain
+    | RequestRead
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 

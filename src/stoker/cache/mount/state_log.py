@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,24 @@ class StateLog:
     def fileno(self) -> int:
         """Of the file."""
         return self._fd
+
+    def buffer(self, size_bytes: int) -> mmap.mmap | bytearray:
+        """To read requests into: it begins with the last one that was read, also by a daemon before. Where there is no
+        room it is this process's alone."""
+        path = self._path.with_suffix(".request")
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.posix_fallocate(
+                fd, 0, size_bytes
+            )  # a page for which there is no room then would end the daemon
+            return mmap.mmap(fd, size_bytes)
+        except OSError as error:
+            log.error("cannot keep %s: %s; make room there", path, error.strerror)
+            return bytearray(size_bytes)
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def append(self, record: bytes) -> None:
         """For the next daemon. Where there is no room the mount goes on; it will not outlive this daemon unharmed."""

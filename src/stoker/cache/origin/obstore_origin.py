@@ -266,9 +266,10 @@ class ObstoreOrigin:
         self._store = None
 
     def _path(self, key: str) -> str:
-        # object_store would normalise these into another object's name.
+        # object_store would normalise these into another object's name, or takes them for none: that is no failure of
+        # the origin, which would be left alone after some of them.
         path = self._prefix + key
-        is_odd = not key or any(part in ("", ".", "..") for part in key.split("/"))
+        is_odd = not key or any(part in ("", ".", "..") for part in key.split("/")) or _CONTROL.search(key)
         if is_odd or len(path.encode()) > KEY_BYTES_MAX:
             raise not_found(self.url, key)
         return path

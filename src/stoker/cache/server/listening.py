@@ -6,12 +6,14 @@ import os
 import resource
 import socket
 import stat
+from typing import NamedTuple
 
 from stoker.errors import ConfigError, EnvironmentProblem
 
 _BACKLOG = 4096
 _FILES_WANTED = 65536
 _PASSING_SHARE = 16
+_PATH_BYTES_MAX = 100
 OWN_USER_MODE = 0o600
 
 
@@ -35,10 +37,28 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def listen_unix(path: str, mode: int = OWN_USER_MODE) -> socket.socket:
+class UnixSocket(NamedTuple):
+    """A socket that listens at a path. `made`: what it was there when it was made."""
+
+    path: str
+    listener: socket.socket
+    made: os.stat_result
+
+    def remove(self) -> None:
+        """From its path, if it is there still: not that of a server which has come since."""
+        try:
+            there = os.stat(self.path)
+            # The same inode alone may be that of another one, once this is closed.
+            if os.path.samestat(there, self.made) and there.st_mtime_ns == self.made.st_mtime_ns:
+                os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+
+def listen_unix(path: str, mode: int = OWN_USER_MODE) -> UnixSocket:
     """A listening socket, for this user only without another `mode`. Raises ConfigError, EnvironmentProblem."""
-    if len(os.fsencode(path)) > 100:
-        raise ConfigError(f"the path of a Unix socket has at most 100 bytes: {path}")
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise ConfigError(f"the path of a Unix socket has at most {_PATH_BYTES_MAX} bytes: {path}")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
@@ -49,10 +69,10 @@ def listen_unix(path: str, mode: int = OWN_USER_MODE) -> socket.socket:
             sock.listen(_BACKLOG)
         finally:
             os.umask(previous)
+        return UnixSocket(path, sock, os.stat(path))
     except OSError as error:
         sock.close()
         raise EnvironmentProblem(f"cannot listen on {path}: {error.strerror}") from error
-    return sock
 
 
 def raise_file_limit() -> None:

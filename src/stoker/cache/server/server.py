@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from stoker._native import Front, FrontSettings
 from stoker.base.clock import SystemClock
@@ -35,6 +34,7 @@ from stoker.cache.server.front_hits import FrontHits
 from stoker.cache.server.keeping import Keeping
 from stoker.cache.server.links import Links
 from stoker.cache.server.listening import (
+    UnixSocket,
     connections_max,
     listen_tcp,
     listen_unix,
@@ -88,7 +88,7 @@ class CacheServer:
         self._connections: Connections | None = None
         self._back: CacheBack | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._unix_path: Path | None = None
+        self._unix: UnixSocket | None = None
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
         self._trim: Trim | None = None
@@ -121,10 +121,11 @@ class CacheServer:
                 self._spans = OtelSpans(
                     settings.observe.otlp_url, settings.name or settings.advertise or endpoint, SERVER_VERSION
                 )
-            if settings.unix_path is not None:
-                listeners.append(listen_unix(settings.unix_path, settings.unix_mode))
-                self._unix_path = Path(settings.unix_path)
             self._engine = engine = await self._open_engine(endpoint)
+            if settings.unix_path is not None:
+                # Not before it has the folder: who has it may be serving at this path.
+                self._unix = listen_unix(settings.unix_path, settings.unix_mode)
+                listeners.append(self._unix.listener)
         except BaseException:
             for listener in listeners:
                 listener.close()
@@ -179,8 +180,8 @@ class CacheServer:
         if self._engine is not None:
             await self._engine.fleet.leave()
             await self._engine.close()
-        if self._unix_path is not None:
-            self._unix_path.unlink(missing_ok=True)
+        if self._unix is not None:
+            self._unix.remove()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
         if self._audit is not None:
