@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from stoker.cache.mount.questions import List, Put, Remove, Rename, Stage, StageKeep, StageSize
+from stoker.cache.mount.questions import List, Put, Remove, Rename, Stage, StageDrop, StageKeep, StageSize
 from stoker.cache.mount.requests import ROOT, Opcode, parse
 from stoker.cache.mount.source_port import Page
 from stoker.cache.mount.waiting import Failed
@@ -278,8 +278,18 @@ def test_what_is_written_to_a_file_that_is_emptied_meanwhile_is_in_it() -> None:
     assert attributes(mount, node)[0] == 2
 
 
-def writing(handle: int, data: bytes) -> bytes:
-    return struct.pack("=QQIIQII", handle, 0, len(data), 0, 0, 0, 0) + data
+def writing(handle: int, data: bytes, offset: int = 0) -> bytes:
+    return struct.pack("=QQIIQII", handle, offset, len(data), 0, 0, 0, 0) + data
+
+
+def fails_to_write(mount: Writers, node: int, handle: int, data: bytes, offset: int = 0) -> None:
+    """The disk is full."""
+    mount.is_slow = True
+    write = mount.ask(Opcode.WRITE, node, writing(handle, data, offset))
+    (stage,) = [question for question in mount.asked if isinstance(question, Stage)]
+    mount.answer(stage, Failed(errno.ENOSPC))
+    mount.is_slow = False
+    assert mount.code(write) == errno.ENOSPC
 
 
 def looked_up(mount: Writers, name: str, size_bytes: int = 9, version: str = "v1") -> int:
@@ -300,3 +310,47 @@ def opened_node(mount: Writers, node: int, flags: int = WRITE_ONLY, *, pid: int 
     code, said = mount.said[mount.ask(Opcode.OPEN, node, struct.pack("=II", flags, 0), pid=pid)]
     assert code == 0
     return int(struct.unpack_from("=Q", said)[0])
+
+
+def test_a_write_that_failed_is_not_published_by_who_does_not_look() -> None:
+    """Not even by another daemon; it is by who writes it again, or begins anew."""
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x" * 10)
+    fails_to_write(mount, node, handle, b"y" * 10, 10)
+    assert mount.code(mount.sync(node, handle)) == errno.ENOSPC
+    assert mount.code(mount.close(node, handle)) == errno.ENOSPC
+    mount.restart()
+    assert mount.code(mount.close(node, handle)) == errno.ENOSPC
+    assert not mount.puts()
+    mount.write(node, handle, b"y" * 10, 10)
+    close = mount.close(node, handle)
+    (put,) = mount.puts()
+    mount.answer(put, found(20))
+    assert mount.code(close) == 0
+
+
+def test_what_failed_leaves_no_room_taken() -> None:
+    mount = Writers()
+    node, handle = mount.create("a")
+    fails_to_write(mount, node, handle, b"y" * 10)
+    mount.close(node, handle)
+    mount.release(node, handle)
+    assert not mount.puts()
+    assert not mount.kept()
+    assert any(isinstance(question, StageDrop) for question in mount.asked)
+    assert len(mount.core.state.staged) == 0
+
+
+def test_a_node_that_the_kernel_forgot_while_it_is_put_looks_as_it_is_put() -> None:
+    mount = Writers()
+    node = looked_up(mount, "a", 10)
+    opened = mount.ask(Opcode.OPEN, node, struct.pack("=II", WRITE_ONLY | TRUNCATE, 0))
+    handle = struct.unpack_from("=Q", mount.said[opened][1])[0]
+    mount.release(node, handle)
+    (put,) = mount.puts()
+    mount.core.state.nodes.forget(node, 1)
+    assert looked_up(mount, "a", 10) == node
+    mount.answer(put, found(0, "v2"))
+    said = mount.said[mount.ask(Opcode.GETATTR, node, bytes(16))][1]
+    assert struct.unpack_from("=QIIQQ", said)[4] == 0

@@ -13,7 +13,7 @@ from stoker.cache.mount import answers
 from stoker.cache.mount.files import Files
 from stoker.cache.mount.folders import Folders
 from stoker.cache.mount.moving import Moving
-from stoker.cache.mount.names import Names
+from stoker.cache.mount.names import KNOWN_S, Names
 from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.putting import Putting
 from stoker.cache.mount.questions import (
@@ -86,6 +86,7 @@ class MountCore:
         self._moving = Moving(self.state)
         self._files = Files(self.state, self._writing)
         self._number = 0
+        self._room: tuple[int, int] | None = None
 
     # -- from one daemon to the next -------------------------------------------------------------------------------
 
@@ -253,8 +254,11 @@ class MountCore:
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def _unknown(self, opcode: int, unique: int) -> list[Effect]:
-        is_write = opcode in _WRITES
-        return [] if opcode in _QUIET else [refused(unique, errno.EROFS if is_write else errno.ENOSYS)]
+        if opcode in _QUIET:
+            return []
+        if opcode in _LINKS and self.state.settings.is_writable:
+            return [refused(unique, errno.EPERM)]
+        return [refused(unique, errno.EROFS if opcode in _WRITES else errno.ENOSYS)]
 
     def _init(self, unique: int, asked: InitRequest) -> list[Effect]:
         state = self.state
@@ -276,13 +280,16 @@ class MountCore:
 
     def _statfs(self, unique: int, now: float) -> list[Effect]:
         def then(answer: object, _: float) -> list[Effect]:
-            if isinstance(answer, Failed):
+            if isinstance(answer, tuple):
+                self._room = answer
+            elif isinstance(answer, Failed) and self._room is None:
                 return [refused(unique, answer.code)]
-            assert isinstance(answer, tuple)
-            capacity_bytes, held_bytes = answer
+            assert self._room is not None
+            capacity_bytes, held_bytes = self._room
             return [done(unique, answers.statfs(capacity_bytes, max(capacity_bytes - held_bytes, 0), 0))]
 
-        return self.state.waiting.ask(unique, Room(), then, now)
+        patience_s = self.state.settings.timeout_s if self._room is None else KNOWN_S
+        return self.state.waiting.ask(unique, Room(), then, now, patience_s=patience_s)
 
     def _attribute(self, unique: int, node: Node | None, asked: Attribute, now: float) -> list[Effect]:
         if not self.state.settings.has_xattrs:
@@ -312,6 +319,8 @@ def _sized(unique: int, value: bytes, size_bytes: int) -> Effect:
     return done(unique, value) if len(value) <= size_bytes else refused(unique, errno.ERANGE)
 
 
+_LINKS = frozenset({Opcode.SYMLINK, Opcode.LINK, Opcode.MKNOD})
+"""There are no such files here."""
 _WRITES = frozenset({
     Opcode.SETATTR, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME, Opcode.RENAME2, Opcode.WRITE,
     Opcode.CREATE, Opcode.REMOVEXATTR,

@@ -32,11 +32,12 @@ from stoker.cache.mount.questions import (
     Tell,
 )
 from stoker.cache.mount.records import Record, RequestRead, TakenAgain
-from stoker.cache.mount.requests import RESENT, Body, Header, Interrupt, Opcode, Opening, parse
+from stoker.cache.mount.requests import RESENT, Body, Changing, Header, Interrupt, Opcode, Opening, parse
 from stoker.cache.mount.state_log import StateLog
 from stoker.cache.mount.unanswered import IS_SENT_AGAIN, Unanswered
 from stoker.cache.mount.waiting import Failed
 from stoker.cache.mount.workers import Workers
+from stoker.cache.mount.writing import SIZE
 from stoker.errors import WireError
 
 log = logging.getLogger("stoker.mount")
@@ -46,7 +47,7 @@ _TICK_S = 0.25
 _FINISH_S, _LOOK_S = 25.0, 0.02
 """`stoker umount` waits for a little longer."""
 _REQUEST_BYTES = 1024 * 1024 + 64 * 1024
-_BY_PROCESS = frozenset({Opcode.CREATE, Opcode.OPEN, Opcode.FLUSH})
+_BY_PROCESS = frozenset({Opcode.CREATE, Opcode.OPEN, Opcode.FLUSH, Opcode.SETATTR})
 """What is decided by who asks, if it is about writing. The kernel names the thread."""
 _STAT_FLAGS, _STAT_EXIT_CODE, _EXITING, _SIGNALS = 6, 49, 0x4, 0x7F
 """Of /proc/PID/stat, counted from its third field; of those, as Linux has them."""
@@ -154,7 +155,7 @@ class Daemon:
                 return
             if isinstance(request.body, Interrupt):
                 request = request._replace(body=Interrupt(self._unanswered.number(request.body.unique)))
-            if request.header.opcode in _BY_PROCESS and not _only_reads(request.body):
+            if request.header.opcode in _BY_PROCESS and not _writes_nothing(request.body):
                 request = request._replace(header=_of_process(request.header))
             with self._lock:
                 effects = self._remembered(self._core.step(request, time.monotonic()))
@@ -314,8 +315,10 @@ class Daemon:
             log.info("the kernel reads ahead as much as it likes: %s", error.strerror)
 
 
-def _only_reads(body: Body) -> bool:
-    """Whether a file is opened for no more than that."""
+def _writes_nothing(body: Body) -> bool:
+    """Whether a file is opened to be read, or looks otherwise and is what it was."""
+    if isinstance(body, Changing):
+        return not body.valid & SIZE
     return isinstance(body, Opening) and body.flags & os.O_ACCMODE == os.O_RDONLY
 
 

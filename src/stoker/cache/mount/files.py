@@ -13,7 +13,7 @@ from collections.abc import Callable
 from stoker.cache.mount import answers
 from stoker.cache.mount.answers import Open
 from stoker.cache.mount.handles import OpenFile
-from stoker.cache.mount.names import REFRESHED, STATUS
+from stoker.cache.mount.names import OUT_OF_REACH, REFRESHED, STATUS
 from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.questions import Back, CloseBacking, Effect, Fetch, Read, Remember, Status
 from stoker.cache.mount.records import Closed, FileOpened, packed
@@ -24,6 +24,8 @@ from stoker.cache.mount.writing import WritingFiles
 
 ACCESS_MODE, TRUNCATE = 0o3, 0o1000
 """In the flags of OPEN: not only to read; what was there goes."""
+_FAILING_S = 1.0
+"""What the kernel has tried ahead in vain it asks for again when it is read: who reads waits only once."""
 _IN_A_ROW = 2
 _FOLLOWED_MAX = 1024
 _ABREAST_BYTES = 8 * 1024 * 1024
@@ -86,9 +88,13 @@ class Files:
         stop = min(asked.offset + asked.size_bytes, node.size_bytes)
         if asked.offset >= stop:
             return [done(unique)]
+        code, failed_at = node.failure
+        if code in OUT_OF_REACH and now - failed_at < _FAILING_S:
+            return [refused(unique, code)]
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
+                node.failure = answer.code, at
                 effects = state.changed(node.path, at) if answer.code == errno.ESTALE else []
                 return [*effects, refused(unique, answer.code)]
             assert isinstance(answer, bytes | memoryview)

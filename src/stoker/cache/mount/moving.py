@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 
-from stoker.cache.mount.names import checked_path
+from stoker.cache.mount.names import path_to_change
 from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.questions import (
     Effect,
@@ -38,7 +38,7 @@ class Moving:
 
     def remove(self, header: Header, name: bytes, now: float, *, is_folder: bool) -> list[Effect]:
         """A file, or an empty folder."""
-        path = checked_path(self._state, header.node, name)
+        path = path_to_change(self._state, header.node, name)
         if isinstance(path, int):
             return [refused(header.unique, path)]
         state = self._state
@@ -67,7 +67,7 @@ class Moving:
 
     def make_folder(self, header: Header, name: bytes, now: float) -> list[Effect]:
         """An empty one."""
-        path = checked_path(self._state, header.node, name)
+        path = path_to_change(self._state, header.node, name)
         if isinstance(path, int):
             return [refused(header.unique, path)]
         state = self._state
@@ -85,8 +85,8 @@ class Moving:
     def rename(self, header: Header, asked: Renaming, now: float) -> list[Effect]:
         """A file is to be called otherwise, as one step for who looks: first it is there, then the old name is not."""
         state, unique = self._state, header.unique
-        path = checked_path(state, header.node, asked.name)
-        to = checked_path(state, asked.to_node, asked.to_name)
+        path = path_to_change(state, header.node, asked.name)
+        to = path_to_change(state, asked.to_node, asked.to_name)
         if isinstance(path, int) or isinstance(to, int):
             return [refused(unique, path if isinstance(path, int) else to if isinstance(to, int) else 0)]
         if asked.flags & ~NO_REPLACE:

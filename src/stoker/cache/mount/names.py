@@ -20,10 +20,11 @@ from stoker.cache.mount.state import MountState, child, done, refused
 from stoker.cache.mount.waiting import Failed
 
 REFRESH, STATUS = ".stoker-refresh", ".stoker-status"
+_SPECIAL = (REFRESH.encode(), STATUS.encode())
 PATH_BYTES_MAX = 1024
-_KNOWN_S = 2.0
+KNOWN_S = 2.0
 """So long one waits to hear whether what was there is there still."""
-_OUT_OF_REACH = frozenset({errno.EIO, errno.ETIMEDOUT})
+OUT_OF_REACH = frozenset({errno.EIO, errno.ETIMEDOUT})
 REFRESHED = b"What lies here was asked for anew.\n"
 _STATUS_BYTES = 4096
 """As which its size is told; it ends where it ends."""
@@ -58,13 +59,13 @@ class Names:
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
-                if answer.code in _OUT_OF_REACH:
+                if answer.code in OUT_OF_REACH:
                     state.known.failed(path, answer.code, at)
                 return self._not_found_out(unique, path, answer.code, at)
             assert answer is None or isinstance(answer, Found)
             return self._found(unique, path, answer, now, at)
 
-        patience_s = state.settings.timeout_s if last is None else min(_KNOWN_S, state.settings.timeout_s)
+        patience_s = state.settings.timeout_s if last is None else min(KNOWN_S, state.settings.timeout_s)
         return state.waiting.ask(unique, Find(path), then, now, patience_s=patience_s)
 
     def attributes(self, header: Header, now: float) -> list[Effect]:
@@ -96,7 +97,7 @@ class Names:
         last = self._state.known.last(path)
         return (
             [refused(unique, code)]
-            if last is None or code not in _OUT_OF_REACH
+            if last is None or code not in OUT_OF_REACH
             else self._found(unique, path, last, now, now)
         )
 
@@ -141,6 +142,11 @@ class Names:
 
         # What another one has asked for may have been done before that which this one wants to see.
         return state.waiting.ask(unique, Refresh(folder), refreshed, now, is_alone=True)
+
+
+def path_to_change(state: MountState, folder: int, name: bytes) -> str | int:
+    """So for a name that is to be made, removed or moved: none of the special ones."""
+    return errno.EPERM if name in _SPECIAL else checked_path(state, folder, name)
 
 
 def checked_path(state: MountState, folder: int, name: bytes) -> str | int:

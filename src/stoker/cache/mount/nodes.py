@@ -22,9 +22,10 @@ _LOOKED_THROUGH = 64
 
 class Node:
     """One that the kernel knows. `kind`: empty, or which of the special files it is. `is_settled`: nobody writes it.
-    `listed_at`: since when the kernel keeps what is in a folder."""
+    `listed_at`: since when the kernel keeps what is in a folder. `failure`: why its bytes could not be had, when."""
 
     __slots__ = (
+        "failure",
         "is_folder",
         "is_settled",
         "kind",
@@ -58,6 +59,7 @@ class Node:
         self.lookups = 0
         self.is_settled = True
         self.listed_at = float("-inf")
+        self.failure = 0, float("-inf")
 
     def named(self) -> NodeNamed:
         """For the next daemon."""

@@ -24,6 +24,8 @@ class Putting:
 
     def put(self, unique: int, staged: Staged, now: float) -> list[Effect]:
         """A request waits until the origin has it as it is."""
+        if staged.failure:
+            return [refused(unique, staged.failure)]
         if staged.is_put or staged.is_removed:
             return [done(unique)]
         effects: list[Effect] = []
@@ -37,7 +39,7 @@ class Putting:
         """Nobody has it open for writing: the origin gets what it has not, and it ends."""
         if staged.is_putting:
             return []  # that comes when it has been
-        if staged.is_put or staged.is_removed or staged.is_abandoned:
+        if staged.is_at_rest:
             return self._end(staged, now)
         return self._begin(staged, now)
 
@@ -74,14 +76,13 @@ class Putting:
 
     def _is_wanted(self, staged: Staged) -> bool:
         """Whether the origin is to get more of it now."""
-        is_whole = staged.is_put or staged.is_removed or staged.is_abandoned
-        return not is_whole and bool(staged.waiting or not staged.handles)
+        return not staged.is_at_rest and bool(staged.waiting or not staged.handles)
 
     def _has_gone_on(self, staged: Staged, now: float) -> list[Effect]:
         """The origin gets no more of it for now: who waited for that knows."""
         effects: list[Effect] = []
-        if staged.is_put or staged.is_removed or staged.is_abandoned:
-            effects = self._tell(staged, 0, now)
+        if staged.is_at_rest:
+            effects = self._tell(staged, staged.failure, now)
         return effects
 
     def _tell(self, staged: Staged, code: int, now: float) -> list[Effect]:
@@ -135,6 +136,6 @@ class Putting:
         notices = (answers.stale_content(staged.node), state.stale_path(staged.path))
         state.known.drop(staged.path, now)
         effects += state.waiting.ask_alone(Tell(notices), now)
-        if staged.is_removed:
+        if staged.is_removed or staged.failure:
             return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]
         return [*effects, *state.waiting.ask_alone(StageKeep(staged.stage, staged.path), now)]

@@ -78,7 +78,8 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 
 class FileStaged(msgspec.Struct, frozen=True, array_like=True, tag="staged"):
     """A file that is being written. `process`: who opened it; `put_revision`: what the origin has of it, -1: nothing;
-    `handle` 0: nobody has it open any more, and it has ended."""
+    `failure`: why bytes from `failed_at` on could not be written, out of `errno`, or 0. `handle` 0: nobody has it open
+    any more, and it has ended."""
 
     handle: int
     stage: int
@@ -91,6 +92,8 @@ class FileStaged(msgspec.Struct, frozen=True, array_like=True, tag="staged"):
     is_new: bool = False
     is_removed: bool = False
     is_abandoned: bool = False
+    failure: int = 0
+    failed_at: int = 0
 
 
 class TakenAgain(msgspec.Struct, frozen=True, array_like=True, tag="taken"):

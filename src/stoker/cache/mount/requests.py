@@ -28,10 +28,13 @@ class Opcode(IntEnum):
     FORGET = 2
     GETATTR = 3
     SETATTR = 4
+    SYMLINK = 6
+    MKNOD = 8
     MKDIR = 9
     UNLINK = 10
     RMDIR = 11
     RENAME = 12
+    LINK = 13
     OPEN = 14
     READ = 15
     WRITE = 16

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from stoker.cache.client.asked import ByteRange
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.entries import FolderPage, folder_page
+from stoker.cache.mount.names import REFRESH, STATUS
 from stoker.cache.mount.source_port import Found, Page
 from stoker.errors import BadKey, ObjectChanged, ObjectNotFound, StokerError, WireError
 from stoker.wire.cache_api import LIST_LIMIT_MAX, ONLY, ObjectInfo, ObjectStat
@@ -27,7 +28,7 @@ TIMES_MAX = 65_536
 MAPPED_FROM_BYTES = 512 * 1024
 _MODIFIED = "Last-Modified: "
 _ONLY_FOLDER = Found(True)
-_NO_NAMES = frozenset(("", ".", ".."))
+_NO_NAMES = frozenset(("", ".", "..", REFRESH, STATUS))
 
 
 class CacheSource:

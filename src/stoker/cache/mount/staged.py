@@ -21,8 +21,9 @@ class Staged:
     that, while `is_putting` it is being told more. `begun`, `put_begun`: so of changes that this daemon has begun,
     which nobody writes down: those that it does not live to finish are asked for again. `handles`: how many have it
     open for writing. `is_new`: there was nothing of that name. `is_removed`: it has no name any more. `is_abandoned`:
-    whoever wrote it was killed (`is_killed`), so that it is not whole, or was told that it cannot be put. `is_ended`:
-    nothing more comes of it.
+    whoever wrote it was killed (`is_killed`), so that it is not whole, or was told that it cannot be put.
+    `failure`: why bytes from `failed_at` on could not be written, out of `errno`, so that it is not whole; 0: all
+    could. `is_ended`: nothing more comes of it.
     """
 
     stage: int
@@ -39,6 +40,8 @@ class Staged:
     is_removed: bool = False
     is_abandoned: bool = False
     is_killed: bool = False
+    failure: int = 0
+    failed_at: int = 0
     is_putting: bool = False
     is_ended: bool = False
     waiting: list[int] = field(default_factory=list)
@@ -59,14 +62,29 @@ class Staged:
     @property
     def is_put(self) -> bool:
         """Whether the origin has it as it is."""
-        return self.changes == (self.put_revision, self.put_begun)
+        return not self.failure and self.changes == (self.put_revision, self.put_begun)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the origin has it, or gets no more of it as it is."""
+        return self.is_put or self.is_removed or self.is_abandoned or bool(self.failure)
+
+    def fails(self, offset: int, code: int) -> None:
+        """Bytes from there on could not be written."""
+        self.failed_at = min(offset, self.failed_at) if self.failure else offset
+        self.failure = code
+
+    def heals(self, start: int, stop: int) -> None:
+        """These are as whoever writes wants them: it is whole again, if that is where it failed."""
+        if start <= self.failed_at < stop:
+            self.failure = 0
 
     def record(self, handle: int) -> FileStaged:
         """For the next daemon. Its process is below 0 where it was killed, as in a request."""
         process = -self.process if self.is_killed else self.process
         return FileStaged(
             handle, self.stage, self.node, self.path, process, self.size_bytes, self.revision, self.put_revision,
-            self.is_new, self.is_removed, self.is_abandoned,
+            self.is_new, self.is_removed, self.is_abandoned, self.failure, self.failed_at,
         )  # fmt: skip
 
 
@@ -230,6 +248,7 @@ class StagedFiles:
         )
         staged.put_revision, staged.is_abandoned = record.put_revision, record.is_abandoned
         staged.is_killed = record.process < 0
+        staged.failure, staged.failed_at = record.failure, record.failed_at
         if record.handle and record.handle not in self._handles:
             self.open(record.handle, staged)
         return staged

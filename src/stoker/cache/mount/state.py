@@ -124,7 +124,11 @@ class MountState:
             )  # fmt: skip
             nodes.append(node)
             if is_new:
-                news.append(node.named())
+                if (staged := self.staged.of_node(node.number)) is not None:
+                    # The kernel had forgotten it, while the origin is still being told.
+                    staged.before = None
+                    self.is_written(staged)
+                news.append(self.named(node))
             else:
                 again.append(node.number)
         if again:

@@ -11,10 +11,11 @@ closes its own.
 from __future__ import annotations
 
 import errno
+import sys
 
 from stoker.cache.mount import answers
 from stoker.cache.mount.answers import Open
-from stoker.cache.mount.names import checked_path
+from stoker.cache.mount.names import path_to_change
 from stoker.cache.mount.nodes import Node
 from stoker.cache.mount.putting import Putting
 from stoker.cache.mount.questions import Effect, Remember, Stage, StageDrop, StageRead, StageSize
@@ -26,8 +27,8 @@ from stoker.cache.mount.waiting import Failed
 
 EXCLUSIVE = 0o200
 """In the flags of CREATE: nobody else may have made it."""
-SIZE = 1 << 3
-"""In SETATTR: the size is to be another."""
+SIZE, HANDLE = 1 << 3, 1 << 6
+"""In SETATTR: the size is to be another; it says by whose handle."""
 
 
 class WritingFiles:
@@ -39,7 +40,7 @@ class WritingFiles:
 
     def create(self, header: Header, asked: Creating, now: float) -> list[Effect]:
         """A file that is not there yet."""
-        path = checked_path(self._state, header.node, asked.name)
+        path = path_to_change(self._state, header.node, asked.name)
         if isinstance(path, int):
             return [refused(header.unique, path)]
         state, unique = self._state, header.unique
@@ -109,6 +110,7 @@ class WritingFiles:
                     dropped = [] if found.is_putting else self._putting.drop_superseded(found, at)
                 found.size_bytes, found.revision, found.process = 0, found.revision + 1, header.pid
                 found.is_abandoned = found.is_killed = False
+                found.failure = 0
             handle, effects = self._open(unique, node, found)
             return [*effects, done(unique, answers.opened(handle, 0)), *dropped]
 
@@ -136,7 +138,11 @@ class WritingFiles:
             if staged.stage != stage and not staged.is_ended:
                 return self.write(header, asked, at)
             if isinstance(answer, Failed):
-                return [refused(unique, answer.code)]
+                # Who does not look at what a write says is not to publish half of a file by closing it.
+                staged.fails(asked.offset, answer.code)
+                news = remembered(state.staged.records_of(staged))
+                return [news, refused(unique, answer.code)]
+            staged.heals(asked.offset, asked.offset + size_bytes)
             changed = self._changed(
                 staged, max(staged.size_bytes, asked.offset + size_bytes), asked.handle, at
             )
@@ -154,6 +160,8 @@ class WritingFiles:
             return [done(unique, answers.attributes(state.attr(node), state.attr_valid_s(node)))]
 
         staged = state.staged.of_node(node.number)
+        if staged is None and asked.valid & SIZE and asked.valid & HANDLE and not asked.size_bytes:
+            return self._empty(header, node, asked, now)
         if not asked.valid & SIZE or (asked.size_bytes == node.size_bytes and staged is None):
             return told(now)
         if staged is None:
@@ -166,9 +174,35 @@ class WritingFiles:
                 return self.change(header, node, asked, at)
             if isinstance(answer, Failed):
                 return [refused(unique, answer.code)]
+            staged.heals(asked.size_bytes, sys.maxsize)
             return [self._changed(staged, asked.size_bytes, 0, at), *told(at)]
 
         return state.waiting.ask(unique, StageSize(stage, asked.size_bytes), then, now, is_patient=True)
+
+    def _empty(self, header: Header, node: Node, asked: Changing, now: float) -> list[Effect]:
+        """Whoever has opened it to write empties it: it is written anew from here on, as if it had been opened so."""
+        state, unique = self._state, header.unique
+        if state.handles.backing_of(node.number):
+            return [refused(unique, errno.ETXTBSY)]
+        stage = state.staged.next_stage()
+
+        def then(answer: object, at: float) -> list[Effect]:
+            if isinstance(answer, Failed):
+                return [refused(unique, answer.code)]
+            found = self._written_as(node)
+            if (
+                found is not None
+                or state.handles.file(asked.handle) is None
+                or state.handles.backing_of(node.number)
+            ):
+                return [refused(unique, errno.EBUSY), *state.waiting.ask_alone(StageDrop(stage), at)]
+            found = state.staged.add(stage, node.number, node.path, header.pid)
+            state.staged.open(asked.handle, found)
+            state.is_written(found)
+            changed = self._changed(found, 0, asked.handle, at)
+            return [changed, done(unique, answers.attributes(state.attr(node), state.attr_valid_s(node)))]
+
+        return state.waiting.ask(unique, StageSize(stage, 0), then, now, is_patient=True)
 
     def read(self, header: Header, staged: Staged, asked: Reading, now: float) -> list[Effect]:
         """Bytes of what is written so far."""
