@@ -1,0 +1,91 @@
+"""Files of a mount that are written anew in other ways than at one go: by editors, and where the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.mounting import MOUNT_MARKS, mounted
+
+pytestmark = [*MOUNT_MARKS, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    (folder / "text").write_bytes(b"as it was")
+    (folder / "empty").touch()
+    return folder
+
+
+def edited(folder: str, origin: str) -> dict[str, Any]:
+    """As vim saves (open, ftruncate, write), and as Python's r+ does."""
+    seen: dict[str, Any] = {}
+    for name in ("text", "empty"):
+        fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(fd, 0)
+        os.write(fd, b"saved")
+        before = Path(origin, name).read_text()
+        os.close(fd)
+        seen[name] = [before, Path(origin, name).read_text(), Path(folder, name).read_text()]
+    with open(f"{folder}/text", "r+") as file:
+        file.truncate(0)
+        file.write("once more")
+    seen["r+"] = Path(origin, "text").read_text()
+    subprocess.run(["truncate", "-s", "0", f"{folder}/text"], check=True)
+    return seen
+
+
+def test_what_is_emptied_and_written_is_published_when_it_is_closed(tmp_path: Path, origin: Path) -> None:
+    with mounted(tmp_path / "here", origin, "--writable") as mount:
+        assert mount.call(edited, str(mount.folder), str(origin)) == {
+            "text": ["as it was", "saved", "saved"],
+            "empty": ["", "saved", "saved"],
+            "r+": "once more",
+        }
+
+
+def overfilled(folder: str) -> list[str]:
+    """More than there is room for, by one who looks only at what the last call says."""
+    said: list[str] = []
+    fd = os.open(f"{folder}/text", os.O_WRONLY | os.O_TRUNC)
+    for call in (*[lambda: os.write(fd, bytes(1 << 20))] * 8, lambda: os.fsync(fd), lambda: os.close(fd)):
+        try:
+            call()
+        except OSError as error:
+            said.append(errno.errorcode[error.errno or 0])
+    return said
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_what_had_no_room_is_not_published(tmp_path: Path, origin: Path) -> None:
+    """Who writes less goes on."""
+    with (
+        small_disk(tmp_path / "here/cache"),
+        mounted(tmp_path / "here", origin, "--writable") as mount,
+    ):
+        said = mount.call(overfilled, str(mount.folder))
+        assert len(said) >= 3, said
+        assert set(said) == {"ENOSPC"}
+        assert (origin / "text").read_bytes() == b"as it was"
+        mount.sh("echo small > $0/text")
+        assert (origin / "text").read_text() == "small\n"
