@@ -14,6 +14,7 @@ import pytest
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import FleetClient
 from stoker.cache.embedded import EmbeddedCache
+from stoker.cache.mount.sampling import check_writable
 from stoker.cache.mount.source import MAPPED_FROM_BYTES, CacheSource
 from stoker.cache.mount.source_port import Found
 from stoker.errors import (
@@ -381,6 +382,19 @@ def test_what_cannot_be_written_leaves_what_was_there(writable: CacheSource, sou
     ):
         with pytest.raises(OriginReadOnly):
             write()
+
+
+def test_whether_it_can_be_written_to_is_known_before(
+    writable: CacheSource, client: CacheClient, tmp_path: Path
+) -> None:
+    def at_the_origin() -> list[str]:
+        return sorted(str(path) for path in (tmp_path / "o").rglob("*"))
+
+    before = at_the_origin()
+    check_writable(writable._client, writable._bucket, writable._prefix)
+    assert at_the_origin() == before
+    with pytest.raises(OriginReadOnly):
+        check_writable(client, "b", "data/")
 
 
 def test_a_restarted_cache_listens_where_it_did(tmp_path: Path, objects: dict[str, bytes]) -> None:

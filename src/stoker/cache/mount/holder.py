@@ -24,7 +24,7 @@ from stoker.cache.mount.child import EXIT_STATE_GONE, Child, DaemonConfig
 from stoker.cache.mount.own_cache import EmbeddedConfig, OwnCache
 from stoker.cache.mount.places import BucketPlace, MountInfo, MountPlace, is_on, mounted_on
 from stoker.cache.mount.retries import Retries
-from stoker.cache.mount.sampling import are_small, sample
+from stoker.cache.mount.sampling import are_small, check_writable, sample
 from stoker.cache.mount.state import MountSettings
 from stoker.errors import EnvironmentProblem
 
@@ -257,6 +257,8 @@ class Holder:
             else:
                 page = client.list_page(place.bucket, place.prefix, None, 1)
                 sizes_bytes = [one.size_bytes for one in page.objects]
+            if settings.is_writable:
+                check_writable(client, place.bucket, place.prefix)
         if not sizes_bytes:
             self._warning = (
                 f"there is nothing below {self._config.source} (yet): {self._config.folder} is empty"
