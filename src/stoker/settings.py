@@ -326,11 +326,29 @@ def mounts_dir() -> Path:
 
     Raises ConfigError for a folder that others may enter, EnvironmentProblem when it cannot be made.
     """
+    in_run, in_tmp = _mounts_parents()
+    return _private(in_run if _is_own_folder(in_run.parent) else in_tmp, "", "") / "mounts"
+
+
+def other_mounts_dirs() -> list[Path]:
+    """Where it may be kept as well: /run may have had no folder for this user when something was mounted, or has none
+    any more. Nothing is made."""
+    path = mounts_dir()
+    return [other / "mounts" for other in _mounts_parents() if other != path.parent and _is_private(other)]
+
+
+def _mounts_parents() -> tuple[Path, Path]:
     uid = os.getuid()
-    run = Path("/run") if uid == 0 else Path("/run/user") / str(uid)
-    name = "stoker" if uid else "stoker-0"
-    path = run / name if _is_own_folder(run) else Path("/tmp") / f"stoker-{uid}"
-    return _private(path, "", "") / "mounts"
+    in_run = Path("/run/user") / str(uid) / "stoker" if uid else Path("/run/stoker-0")
+    return in_run, Path("/tmp") / f"stoker-{uid}"
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
 def _private(path: Path, see: str, otherwise: str) -> Path:

@@ -55,6 +55,8 @@ def nothing_is_mounted_below(folder: Path) -> bool:
         ("s3://b?endpoint=http://127.0.0.1:1", ("--timeout=3s",), UNAVAILABLE, "s3://b: "),
         ("stoker://b", (), CONFIG, "say where its cache server is: --endpoint"),
         ("stoker://b", ("--endpoint=http://127.0.0.1:1", "--timeout=2s"), UNAVAILABLE, "no cache server answers"),
+        ("", (), CONFIG, "SOURCE is empty"),
+        ("{origin}", ("--cache-dir=",), CONFIG, "--cache-dir is empty"),
         ("{origin}", ("--capacity=many",), CONFIG, "--capacity: 'many' is not a size"),
         ("{origin}", ("--ttl=soon",), CONFIG, "--ttl: 'soon' is not a duration"),
         ("{origin}", ("--cache-ttl=soon",), CONFIG, "--cache-ttl: 'soon' is not a duration"),
@@ -102,6 +104,40 @@ def test_that_nothing_is_there_is_said(origin: Path, tmp_path: Path) -> None:
             force(folder, holder)
     with mounted(tmp_path / "there", origin) as mount:
         assert words not in mount.log
+
+
+@pytest.mark.parametrize("way", ["server", "fleet"])
+def test_an_object_is_no_folder(mount: Mount, origin: Path, tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    with served(tmp_path / "server", {"b": f"file://{origin}"}) as server:
+        where = ["--endpoint", server.url, *(["--cache-dir", f"{tmp_path}/near"] if way == "fleet" else [])]
+        done = mount.command("mount", "stoker://b/s/000", str(folder), *where)
+        words = "stoker: stoker://b/s/000 is an object: mount the folder that it lies in\n"
+        assert (done.code, done.err) == (CONFIG, words)
+        # What is there begins so, and lies not below it.
+        with mounted(tmp_path / "m", "stoker://b/s/00", *where, cache=False) as empty:
+            assert f"there is nothing below stoker://b/s/00 (yet): {empty.folder} is empty" in empty.log
+    assert nothing_is_mounted_below(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("token", "words"), [("", "wants a token"), ("another-token", "does not know the token")]
+)
+def test_a_token_that_is_not_known_is_said(
+    mount: Mount, origin: Path, tmp_path: Path, token: str, words: str
+) -> None:
+    (tmp_path / "mount").mkdir()
+    with served(tmp_path / "server", {"b": f"file://{origin}"}, "--token", "right-token") as server:
+        where = (str(tmp_path / "mount"), "--endpoint", server.url)
+        for options in ((), ("--daemon",)):
+            done = mount.command(
+                "mount", "stoker://b", *where, *options, environment={"STOKER_CACHE_TOKEN": token}
+            )
+            assert done.code == UNAVAILABLE, done.text
+            assert f"the cache at {server.url} {words}" in done.err
+            assert "say --token-file FILE, or set STOKER_CACHE_TOKEN" in done.err
+    assert nothing_is_mounted_below(tmp_path)
 
 
 @pytest.mark.parametrize("way", ["--cache-ttl=0s", "-ocache_ttl=0s"])

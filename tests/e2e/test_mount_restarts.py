@@ -80,6 +80,8 @@ def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path
             assert mount.command("mount", "--reload", str(mount.folder)).code == 0
             daemon.wait(WAIT_S)
             mount.next_daemon(daemon)
+        assert mount.log.count("starting the daemon anew") == 2
+        assert "the daemon of the mount has ended" not in mount.log, "it was asked for"
 
 
 def test_a_request_that_ends_each_daemon_fails(tmp_path: Path) -> None:

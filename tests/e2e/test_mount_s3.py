@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.e2e import mount_readers as readers
-from tests.e2e.mounting import MOUNT_MARKS, mounted, stop, wait_until_all_held
+from tests.e2e.mounting import MOUNT_MARKS, Mount, mounted, stop, wait_until_all_held
 from tests.e2e.run_helpers import wait_for
 from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
@@ -38,6 +38,14 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, A
             client.put_object(Bucket=BUCKET, Key=key, Body=data)
         yield f"s3://{BUCKET}/set?endpoint={endpoint}", client
         client.close()
+
+
+def test_an_object_is_no_folder(s3: tuple[str, Any], tmp_path: Path) -> None:
+    url, _ = s3
+    with pytest.raises(AssertionError, match="is an object: mount the folder that it lies in"):
+        Mount(tmp_path / "m", url.replace("/set?", "/set/large?")).wait()
+    with mounted(tmp_path / "other", url.replace("/set?", "/set/b/ü?")) as mount:
+        assert "there is nothing below" in mount.log, "it has no bytes, as markers of folders have none"
 
 
 def test_a_folder_of_a_bucket_is_shown_and_outlives_its_server(s3: tuple[str, Any], tmp_path: Path) -> None:

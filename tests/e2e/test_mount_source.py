@@ -14,8 +14,8 @@ import pytest
 from stoker.cache.client.client import CacheClient
 from stoker.cache.client.fleet import FleetClient
 from stoker.cache.embedded import EmbeddedCache
-from stoker.cache.mount.sampling import check_writable
 from stoker.cache.mount.source import MAPPED_FROM_BYTES, CacheSource
+from stoker.cache.mount.source_check import check_writable
 from stoker.cache.mount.source_port import Found
 from stoker.errors import (
     AccessDenied,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -49,6 +50,18 @@ def device_of_all() -> Iterator[None]:
     os.chmod("/dev/fuse", before)
 
 
+@contextlib.contextmanager
+def logged_in() -> Iterator[None]:
+    """The system makes a folder for who is, where mounts are kept from then on."""
+    run = Path("/run/user") / str(USER)
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.chown(run, USER, USER)
+        yield
+    finally:
+        shutil.rmtree(run)
+
+
 @needs("fusermount3")
 @needs("setpriv")
 @pytest.mark.usefixtures("device_of_all")
@@ -77,8 +90,9 @@ def test_a_user_mounts_on_a_folder_of_his_own(tmp_path: Path, origin: Path) -> N
         # Not even root looks into the mount of another.
         assert "Permission denied" in run_beside(folder, "ls", str(folder)).err
         assert "another user's" in run_beside(folder, sys.executable, "-m", "stoker.cli.main", "mount").out
-        assert f"on {folder} (mounted" in command("mount")
-        command("umount", str(folder))
+        with logged_in():
+            assert f"on {folder} (mounted" in command("mount")
+            command("umount", str(folder))
         assert mounted_on(str(folder)) is None
     finally:
         abort(folder)

@@ -61,7 +61,8 @@ class WritingSource(FakeSource):
             return super().answer(question)
         self.asked.append(question)
         if isinstance(question, StageKeep):
-            self.kept.add(self.staging.path(question.stage).name)
+            kept = self.staging.keep(question.stage, question.path)
+            self.kept |= set() if kept is None else {kept.name}
             return None
         if isinstance(question, Stage) and self._rng.chance(self.full_chance):
             self._finding.find(question._replace(data=question.data[: self._rng.below(len(question.data))]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from stoker.cache.mount import finding
 from stoker.cache.mount.finding import Finding
-from stoker.cache.mount.questions import Put, Status
+from stoker.cache.mount.questions import Put, StageKeep, Status
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.staging import Staging
 from stoker.cache.mount.waiting import Failed
@@ -96,3 +97,27 @@ def test_the_status_is_told_at_once_also_without_a_cache(
     clock.now += 1.0
     held = b"cache_capacity_bytes: 2000\ncache_held_bytes: 1000\ncache_held: 1 KB of 2 KB\n"
     assert asked.find(Status("a")) == b"folder: /a\n" + held + b"open: 3\n"
+
+
+def test_what_could_not_be_written_is_told_by_its_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source: Any = None
+    with caplog.at_level(logging.WARNING, "stoker.mount"):
+        asked = Finding(source, Staging(tmp_path), -1, TIMEOUT_S)
+        asked.tell_left()
+        assert not caplog.messages, "nothing was kept"
+        asked.find(StageKeep(1, "none"))
+        assert caplog.messages == ["none could not be written: nothing of it is there"]
+        for stage in range(1, 8):
+            Staging(tmp_path).resize(stage, 3)
+            asked.find(StageKeep(stage, f"in/{stage}"))
+            assert caplog.messages[-1] == (
+                f"in/{stage} could not be written: what was is kept in {tmp_path}/{stage}-in%2F{stage}"
+            )
+        asked.tell_left()
+    some = ", ".join(f"{stage}-in%2F{stage}" for stage in range(1, 6))
+    assert caplog.messages[-1] == (
+        f"7 files that could not be written by mounts before are kept in {tmp_path} ({some}, …): look after them, and "
+        "remove them"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,72 @@ def test_what_is_kept_of_a_mount_is_where_every_environment_finds_it(
         assert settings.mounts_dir().parent.stat().st_mode & 0o077 == 0
     finally:
         place.leave()
+
+
+@pytest.fixture
+def parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """As /run/user/UID/stoker, which is not there yet, and /tmp/stoker-UID."""
+    found = tmp_path / "run" / "7" / "stoker", tmp_path / "tmp"
+    monkeypatch.setattr(settings, "_mounts_parents", lambda: found)
+    return found
+
+
+def test_a_mount_is_found_also_by_who_has_another_folder_for_it(
+    parents: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_run, in_tmp = parents
+    place = MountPlace("/m")
+    assert place.take()
+    assert place.path.is_relative_to(in_tmp)
+    in_run.parent.mkdir(parents=True)  # somebody logs in
+    again = MountPlace("/m")
+    assert (again.path, again.is_held(), again.take()) == (place.path, True, False)
+    other = MountPlace("/other")
+    assert other.path.is_relative_to(in_run)
+    assert other.take()
+    place.leave()
+    assert MountPlace("/m").path.is_relative_to(in_run)
+
+    monkeypatch.setattr(settings, "_is_own_folder", lambda path: False)  # and out again
+    assert MountPlace("/m").path.is_relative_to(in_tmp)
+    assert (MountPlace("/other").path, MountPlace("/other").is_held()) == (other.path, True)
+    other.let_go()  # as one that was killed
+    found = MountPlace("/other")
+    assert (found.path, found.is_known(), found.is_held()) == (other.path, True, False)
+
+
+def test_one_folder_has_one_holder_wherever_each_keeps_it(parents: tuple[Path, Path]) -> None:
+    in_run, _ = parents
+    first = MountPlace("/m")
+    in_run.parent.mkdir(parents=True)
+    second = MountPlace("/m")
+    assert second.path != first.path
+    assert first.take()
+    assert not second.take()
+    assert not second.is_known(), "it leaves nothing behind"
+    first.leave()
+    assert second.take()
+    second.leave()
+
+
+def test_where_others_may_write_no_mount_is_looked_for(parents: tuple[Path, Path]) -> None:
+    in_run, in_tmp = parents
+    place = MountPlace("/m")
+    assert place.take()
+    in_tmp.chmod(0o755)
+    in_run.parent.mkdir(parents=True)
+    assert MountPlace("/m").path.is_relative_to(in_run)
+    place.leave()
+
+
+def test_what_is_kept_may_be_cleared_away_meanwhile(tmp_path: Path) -> None:
+    """As /run/user/UID is when the user logs out."""
+    place = MountPlace(str(tmp_path))
+    assert place.take()
+    shutil.rmtree(place.path)
+    place.leave()
+    assert place.take()
+    place.leave()
 
 
 def test_a_place_that_was_left_can_be_taken(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,43 @@ def test_the_token_of_a_mount_is_there_while_it_is_held(
     assert holding.hold(config, holder, lambda _: None) == 0
     assert found == [(True, "mine")]
     holder.leave()
+
+
+def test_what_is_empty_is_not_the_folder_that_one_works_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        (("mount", "", "m"), "SOURCE is empty"),
+        (("mount", "/", ""), "DIR is empty"),
+        (("mount", "--reload", ""), "DIR is empty"),
+        (("umount", ""), "DIR is empty"),
+    ):
+        assert stoker(list(words)) == ConfigError.exit_code
+        assert said in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--cache-dir is empty"):
+        planned("s3://bucket", tmp_path / "m", "--cache-dir=")
+
+
+def test_who_ends_a_mount_is_not_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "mountinfo"
+    lines.write_text(f"30 1 0:41 / {tmp_path} rw - fuse.stoker s3://b rw,user_id={os.getuid()}\n")
+    monkeypatch.setattr(places, "_MOUNTS", str(lines))
+
+    def refuse(folder: str, is_lazy: bool) -> None:
+        raise device.MountBusy(f"{folder} is in use")
+
+    monkeypatch.setattr(device, "unmount", refuse)
+    with open(lines), subprocess.Popen(["sleep", "1000"], cwd=tmp_path) as other:
+        try:
+            assert stoker(["umount", str(tmp_path)]) == EnvironmentProblem.exit_code
+        finally:
+            other.kill()
+    said = capsys.readouterr().err
+    assert f"used by {other.pid} (sleep 1000): end that first" in said
 
 
 @pytest.fixture

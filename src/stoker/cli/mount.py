@@ -132,13 +132,15 @@ def _add_ways(how: Any) -> None:
 
 def _mount(arguments: argparse.Namespace) -> int:
     if arguments.reload is not None:
-        return _reload(full_path(arguments.reload))
+        return _reload(_folder(arguments.reload))
     if arguments.source is None:
         return _list(is_json=arguments.json)
     if arguments.folder is None:
         raise ConfigError(f"say on which folder: stoker mount {arguments.source} DIR")
+    if not arguments.source:  # as of a variable that is not set: not the folder that somebody works in
+        raise ConfigError("SOURCE is empty: say what to mount")
     take_options(arguments)
-    folder = full_path(arguments.folder)
+    folder = _folder(arguments.folder)
     check_folder(folder, may_have_files=arguments.nonempty)
     config, place = plan(arguments, folder), MountPlace(folder)
     if arguments.daemon:
@@ -153,6 +155,12 @@ def _mount(arguments: argparse.Namespace) -> int:
         _tell_systemd()
 
     return holding.hold(config, place, ready)
+
+
+def _folder(said: str) -> str:
+    if not said:
+        raise ConfigError("DIR is empty: say which folder")
+    return full_path(said)
 
 
 def _tell_systemd() -> None:
@@ -237,12 +245,14 @@ def _reload(folder: str) -> int:
 def _who_has(folder: str) -> str:
     if inner := [one.folder for one in mounted() if one.folder.startswith(f"{folder}/")]:
         return f"something is mounted on {', '.join(_text(one) for one in inner[:5])}"
-    users = ", ".join(f"{pid} ({words[:60]})" for pid, words in users_of(folder)[:5])
+    # What is open here was handed on by who has started this.
+    found = [(pid, words) for pid, words in users_of(folder) if pid != os.getpid()]
+    users = ", ".join(f"{pid} ({words[:60]})" for pid, words in found[:5])
     return f"used by {users or 'a process that this user cannot look at, or that has a file mapped'}"
 
 
 def _umount(arguments: argparse.Namespace) -> int:
-    folder = full_path(arguments.folder)
+    folder = _folder(arguments.folder)
     there = mounted_on(folder)
     if there is None:
         raise ConfigError(f"nothing is mounted on {folder}: `stoker mount` lists what is")

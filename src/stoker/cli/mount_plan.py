@@ -59,6 +59,10 @@ def plan(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     """What to mount on a folder. Raises ConfigError."""
     for name, said in vars(arguments).items():
         if isinstance(said, str):
+            if not said:  # a path would be that of the folder that somebody works in
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is empty: say what it is to be, or leave it out"
+                )
             _check_text(said, name.replace("_", "-"))
     config = _planned(arguments, folder)
     _check_apart(config)

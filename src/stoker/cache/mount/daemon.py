@@ -29,6 +29,7 @@ from stoker.cache.mount.questions import (
     Question,
     Remember,
     Reply,
+    StageKeep,
     Tell,
 )
 from stoker.cache.mount.records import Record, RequestRead, TakenAgain
@@ -124,7 +125,8 @@ class Daemon:
                     return
             time.sleep(_LOOK_S)
         for staged in self._core.state.staged.all():
-            log.error("%s could not be written in time: what was is kept", staged.path)
+            log.error("%s is not written in time", staged.path)
+            self._finding.find(StageKeep(staged.stage, staged.path))
 
     def _take_again(self, last: memoryview) -> None:
         """What daemons before have read and not answered, of a kernel that does not send it again. `last` begins with

@@ -52,6 +52,7 @@ from stoker.errors import (
 log = logging.getLogger("stoker.mount")
 _AGAIN_S, _AGAIN_S_MAX = 0.05, 1.0
 _QUIET_S = 5.0
+_TOLD_MAX = 5
 
 
 _REFUSED = (
@@ -83,11 +84,12 @@ class Finding:
 
     def tell_left(self) -> None:
         """Of what mounts before could not write, where nobody has looked after it yet."""
-        left = self._staging.left()
+        left = sorted(self._staging.left())
         if left:
+            some = ", ".join(left[:_TOLD_MAX]) + (", …" if len(left) > _TOLD_MAX else "")
             log.warning(
-                "%d files that could not be written by mounts before are kept in %s: look after them, and remove them",
-                len(left), self._staging.folder,
+                "%d files that could not be written by mounts before are kept in %s (%s): look after them, and remove "
+                "them", len(left), self._staging.folder, some,
             )  # fmt: skip
 
     def find(self, question: Question) -> object:
@@ -160,7 +162,10 @@ class Finding:
             case StageDrop(stage):
                 staging.drop(stage)
             case StageKeep(stage, path):
-                log.error("%s could not be written: what was is kept in %s", path, staging.path(stage))
+                if kept := staging.keep(stage, path):
+                    log.error("%s could not be written: what was is kept in %s", path, kept)
+                else:
+                    log.error("%s could not be written: nothing of it is there", path)
             case Put(stage, path, _):
                 with staging.open(stage) as file:
                     return source.put(path, file, os.fstat(file.fileno()).st_size)

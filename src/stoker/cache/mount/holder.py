@@ -18,15 +18,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from stoker.cache.client.fleet import open_client
 from stoker.cache.mount import device
 from stoker.cache.mount.child import EXIT_STATE_GONE, Child, DaemonConfig
 from stoker.cache.mount.own_cache import EmbeddedConfig, OwnCache
 from stoker.cache.mount.places import BucketPlace, MountInfo, MountPlace, is_on, mounted_on
 from stoker.cache.mount.retries import Retries
-from stoker.cache.mount.sampling import are_small, check_writable, sample
+from stoker.cache.mount.sampling import are_small
+from stoker.cache.mount.source_check import is_object, sizes_below
 from stoker.cache.mount.state import MountSettings
-from stoker.errors import EnvironmentProblem
+from stoker.errors import ConfigError, EnvironmentProblem
 
 log = logging.getLogger("stoker.mount")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -247,27 +247,25 @@ class Holder:
         self._config = msgspec.structs.replace(config, place=found)
 
     def _check_source(self) -> None:
-        """Whether it is there, before anybody looks for it; and how large its files are. Raises what the cache says."""
-        place, timeout_s = self._config.place, self._config.settings.timeout_s
-        settings = self._config.settings
-        is_to_be_chosen = self._config.may_skip_opens and settings.wants_passthrough
-        with open_client(place.endpoint, place.token, timeout_s=timeout_s, tls=place.tls) as client:
-            if is_to_be_chosen:
-                sizes_bytes = sample(client, place.bucket, place.prefix)
-            else:
-                page = client.list_page(place.bucket, place.prefix, None, 1)
-                sizes_bytes = [one.size_bytes for one in page.objects]
-            if settings.is_writable:
-                check_writable(client, place.bucket, place.prefix)
+        """Whether it is there, before anybody looks for it; and how large its files are. Raises what the cache says,
+        and ConfigError where it is no folder."""
+        config, settings = self._config, self._config.settings
+        is_to_be_chosen = config.may_skip_opens and settings.wants_passthrough
+        sizes_bytes = sizes_below(
+            config.place, settings.timeout_s, is_sampled=is_to_be_chosen, is_writable=settings.is_writable
+        )
         if not sizes_bytes:
-            self._warning = (
-                f"there is nothing below {self._config.source} (yet): {self._config.folder} is empty"
-            )
+            # A cache of the mount's own knows nothing but what lies below.
+            own = config.embedded if config.behind is None else None
+            origin_url = None if own is None else own.origin_url
+            if is_object(config.behind or config.place, settings.timeout_s, origin_url):
+                raise ConfigError(f"{config.source} is an object: mount the folder that it lies in")
+            self._warning = f"there is nothing below {config.source} (yet): {config.folder} is empty"
             log.warning("%s", self._warning)
         if is_to_be_chosen and are_small(sizes_bytes, settings.packed_bytes_max):
             log.info("nearly all is in small files, which the kernel opens without asking (--no-small-files)")
             changed = dataclasses.replace(settings, wants_passthrough=False)
-            self._config = msgspec.structs.replace(self._config, settings=changed)
+            self._config = msgspec.structs.replace(config, settings=changed)
 
     def _say(self) -> None:
         config = self._config

@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from stoker.errors import ConfigError, EnvironmentProblem
-from stoker.settings import ClientTlsFiles, mounts_dir
+from stoker.settings import ClientTlsFiles, mounts_dir, other_mounts_dirs
 
 FILE_SYSTEM = "fuse.stoker"
 _MOUNTS = "/proc/self/mountinfo"
@@ -29,6 +29,7 @@ _LOG_BYTES_MAX = 16_000_000
 """It lies in memory, as all below /run does."""
 _FIELDS_MIN, _MORE_FIELDS_MIN = 5, 3
 _SOCKET_BYTES_MAX = 100
+_LOCK_NAME = "lock"
 _LOCK = struct.Struct("@hhqqi0q")
 """A `struct flock`: kind, from where, begin, length (0: all), process (0: it belongs to the open file)."""
 _LINKS_MAX = 40
@@ -67,11 +68,16 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountPlace:
-    """What is kept of the mount on one folder, in a folder of its own."""
+    """What is kept of the mount on one folder, in a folder of its own: the one that somebody holds, wherever it is, or
+    where it would be now."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.path = mounts_dir() / xxhash.xxh3_64_hexdigest(os.fsencode(folder))
+        name = xxhash.xxh3_64_hexdigest(os.fsencode(folder))
+        self._all = [above / name for above in (mounts_dir(), *other_mounts_dirs())]
+        # Of one that was left more is to be cleared away than of none.
+        known = [path for path in self._all if (path / _LOCK_NAME).exists()]
+        self.path = next((path for path in known if _is_locked(path)), (known or self._all)[0])
         self._lock_fd: int | None = None
 
     @property
@@ -122,6 +128,10 @@ class MountPlace:
                 os.close(fd)
                 return False
             if self._is_lock(fd):
+                if any(_is_locked(other) for other in self._all if other != self.path):
+                    self._lock_path.unlink(missing_ok=True)
+                    os.close(fd)
+                    return False
                 self._lock_fd = fd
                 return True
             os.close(fd)
@@ -133,16 +143,7 @@ class MountPlace:
 
     def is_held(self) -> bool:
         """Whether a process is known to hold it. To look is in nobody's way who takes it, or looks as well."""
-        try:
-            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
-        finally:
-            os.close(fd)
-        kind, *_ = _LOCK.unpack(found)
-        return bool(kind != fcntl.F_UNLCK)
+        return _is_locked(self.path)
 
     def say(self, info: MountInfo) -> None:
         """For others, who it is that holds it."""
@@ -167,7 +168,11 @@ class MountPlace:
 
     def leave(self) -> None:
         """By who holds it: nothing of it is needed any more, and others may take it. What was logged stays."""
-        for path in self.path.iterdir():
+        try:
+            kept = list(self.path.iterdir())
+        except FileNotFoundError:  # the system clears away what is in /run when the user has logged out
+            kept = []
+        for path in kept:
             if path in (self.log_path, self._lock_path):
                 continue
             if path.is_dir() and not path.is_symlink():
@@ -187,7 +192,7 @@ class MountPlace:
 
     @property
     def _lock_path(self) -> Path:
-        return self.path / "lock"
+        return self.path / _LOCK_NAME
 
     def _is_lock(self, fd: int) -> bool:
         """Whether others would find it: not one that was removed by who had it."""
@@ -195,6 +200,19 @@ class MountPlace:
             return os.path.samestat(os.fstat(fd), os.stat(self._lock_path))
         except FileNotFoundError:
             return False
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
+    finally:
+        os.close(fd)
+    kind, *_ = _LOCK.unpack(found)
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def _lock(kind: int) -> bytes:

@@ -1,24 +1,14 @@
-"""What a source is like, before it is mounted: how large its files are, and whether it can be written to."""
+"""How large the files of a source are, by some of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
-from uuid import uuid4
 
-from stoker.errors import AccessDenied, OriginReadOnly, StokerError, WriteDenied
 from stoker.wire.cache_api import ObjectPage
-from stoker.wire.cache_writes import Written
 
 _PAGE = 1000
 _MANY = 1000
-
-
-class Copies(Protocol):
-    """A client of a cache."""
-
-    def copy(self, bucket: str, key: str, to: str) -> Written:
-        """One object, under another name."""
 
 
 class Lists(Protocol):
@@ -47,15 +37,3 @@ def are_small(sizes_bytes: Sequence[int], small_bytes_max: int) -> bool:
     """Whether there are many files, and most of their bytes are in files of at most so many bytes."""
     in_small_bytes = sum(one for one in sizes_bytes if one <= small_bytes_max)
     return len(sizes_bytes) >= _MANY and 2 * in_small_bytes > sum(sizes_bytes)
-
-
-def check_writable(client: Copies, bucket: str, prefix: str) -> None:
-    """Who may not write hears of it before a file is lost whose writer does not look at what `close` says. What is
-    asked for does nothing: there is nothing of that name. Raises WriteRefused or AccessDenied."""
-    nothing = f"{prefix}.stoker-{uuid4().hex}"
-    try:
-        client.copy(bucket, nothing, nothing)
-    except (AccessDenied, OriginReadOnly, WriteDenied):
-        raise
-    except StokerError:
-        pass  # as it is not there; what else may be wrong is said of what is written
