@@ -104,8 +104,9 @@ class Stoker:
     def master(self) -> psutil.Process:
         """The process in which this command hosts the job's master."""
         for child in psutil.Process(self.process.pid).children():
-            if "master" in child.cmdline():
-                return child
+            with contextlib.suppress(psutil.Error):
+                if "master" in child.cmdline():
+                    return child
         raise AssertionError("this command hosts no master")
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
