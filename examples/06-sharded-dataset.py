@@ -13,7 +13,7 @@ import torch
 
 import stoker
 
-RECORDS = 600
+RECORDS = 3000
 
 
 def make_records(folder):

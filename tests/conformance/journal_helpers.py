@@ -21,7 +21,7 @@ class Writer:
     """A running `journal_writer.py`."""
 
     def __init__(
-        self, url: str, job: str, *, width: int = 3, size_bytes: int = 100, ttl_s: float = 2.0
+        self, url: str, job: str, *, width: int = 3, size_bytes: int = 100, ttl_s: float = 5.0
     ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(WRITER), url, job, str(width), str(size_bytes), str(ttl_s)],
@@ -50,7 +50,7 @@ class Writer:
 
 @contextlib.contextmanager
 def writing(
-    url: str, job: str, *, width: int = 3, size_bytes: int = 100, ttl_s: float = 2.0
+    url: str, job: str, *, width: int = 3, size_bytes: int = 100, ttl_s: float = 5.0
 ) -> Iterator[Writer]:
     """A writer that is gone at the end."""
     writer = Writer(url, job, width=width, size_bytes=size_bytes, ttl_s=ttl_s)

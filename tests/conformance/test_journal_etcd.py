@@ -224,7 +224,7 @@ def cabled(cable: Cable, job: str, **how: Any) -> EtcdJournal:
 def test_a_lost_answer_doubles_nothing(etcd: Etcd) -> None:
     async def test() -> None:
         async with Cable(etcd.members[0].endpoint) as cable:
-            journal = cabled(cable, new_job())
+            journal = cabled(cable, new_job(), write_timeout_s=30.0)
             await journal.lead("127.0.0.1:1", ttl_s=60.0)
             await journal.write({"a": b"0"}, [entry(0)])
             cable.mode = "deaf"
@@ -242,7 +242,7 @@ def test_a_lost_answer_doubles_nothing(etcd: Etcd) -> None:
 def test_a_batch_given_up_for_lost_is_written_again_with_more(etcd: Etcd) -> None:
     async def test() -> None:
         async with Cable(etcd.members[0].endpoint) as cable:
-            journal = cabled(cable, new_job(), write_timeout_s=0.5)
+            journal = cabled(cable, new_job(), write_timeout_s=5.0)
             await journal.lead("127.0.0.1:1", ttl_s=60.0)
             await journal.write({"a": b"0"}, [entry(0)])
             cable.mode = "deaf"
@@ -262,7 +262,7 @@ def test_a_late_request_changes_nothing(etcd: Etcd) -> None:
 
     async def test() -> None:
         async with Cable(etcd.members[0].endpoint) as cable:
-            journal = cabled(cable, new_job(), write_timeout_s=0.5)
+            journal = cabled(cable, new_job(), write_timeout_s=5.0)
             await journal.lead("127.0.0.1:1", ttl_s=60.0)
             await journal.write({"a": b"0"}, [entry(0)])
             cable.mode = "hold"
@@ -323,7 +323,7 @@ def test_etcd_is_killed_and_comes_back_with_its_data(tmp_path: Path) -> None:
     async def test(etcd: Etcd) -> None:
         (member,) = etcd.members
         journal = EtcdJournal(
-            EtcdClient([member.endpoint], timeout_s=1.0), Keys("/stoker", "j"), write_timeout_s=1.0
+            EtcdClient([member.endpoint], timeout_s=4.0), Keys("/stoker", "j"), write_timeout_s=4.0
         )
         leadership = await journal.lead("127.0.0.1:1", ttl_s=60.0)
         kept: list[int] = []
@@ -352,7 +352,7 @@ def test_a_cluster_that_loses_a_member_goes_on(tmp_path: Path, harm: signal.Sign
         first = await asyncio.to_thread(etcd.leader) if whom == "leader" else etcd.members[0]
         order = [first, *(m for m in etcd.members if m is not first)]
         journal = EtcdJournal(EtcdClient([m.endpoint for m in order]), Keys("/stoker", "j"))
-        leadership = await journal.lead("127.0.0.1:1", ttl_s=10.0)
+        leadership = await journal.lead("127.0.0.1:1", ttl_s=30.0)
         kept: list[int] = []
         await write_numbers(journal, kept, 20)
         writing = asyncio.create_task(write_numbers(journal, kept, 400))
@@ -370,7 +370,7 @@ def test_a_cluster_that_loses_a_member_goes_on(tmp_path: Path, harm: signal.Sign
 def test_a_cluster_without_quorum_is_unavailable_and_then_goes_on(tmp_path: Path) -> None:
     async def test(etcd: Etcd) -> None:
         client = EtcdClient([m.endpoint for m in etcd.members])
-        journal = EtcdJournal(client, Keys("/stoker", "j"), write_timeout_s=1.5)
+        journal = EtcdJournal(client, Keys("/stoker", "j"), write_timeout_s=5.0)
         leadership = await journal.lead("127.0.0.1:1", ttl_s=60.0)
         kept: list[int] = []
         await write_numbers(journal, kept, 20)

@@ -69,7 +69,7 @@ def roles(etcd: Etcd) -> Roles:
 def test_a_write_waits_for_the_roles_to_be_right_again(etcd: Etcd, roles: Roles) -> None:
     async def test() -> None:
         journal = open_journal(etcd.url, "edited")
-        leadership = await journal.lead("127.0.0.1:1", ttl_s=3.0)
+        leadership = await journal.lead("127.0.0.1:1", ttl_s=10.0)
         await journal.write({"a": b"1"}, [entry(1)])
         async with roles.denied():
             writing = asyncio.create_task(journal.write({"a": b"2"}, [entry(2)]))
@@ -89,7 +89,7 @@ def test_a_denial_that_lasts_is_an_outage(etcd: Etcd, roles: Roles) -> None:
 
     async def test() -> None:
         journal = open_journal(etcd.url, "lasting")
-        leadership = await journal.lead("127.0.0.1:1", ttl_s=2.0)
+        leadership = await journal.lead("127.0.0.1:1", ttl_s=5.0)
         await journal.write({"a": b"1"})
         async with roles.denied():
             with pytest.raises(JournalUnavailable, match="user name is empty"):
@@ -119,7 +119,7 @@ def test_who_was_never_permitted_is_told_so(etcd: Etcd, roles: Roles) -> None:
 def test_who_looks_for_the_master_looks_on(etcd: Etcd, roles: Roles) -> None:
     async def test() -> None:
         journal, locator = open_journal(etcd.url, "moves"), open_locator(etcd.url, "moves")
-        await journal.lead("127.0.0.1:1", ttl_s=2.0)
+        await journal.lead("127.0.0.1:1", ttl_s=10.0)
         async with contextlib.aclosing(locator.changes()) as changes:
             first = await anext(changes)
             assert first is not None

@@ -1,6 +1,8 @@
-"""Writes checkpoints until it is killed: `python -m tests.e2e.checkpoint_writer URL COMMITS MEGABYTES`."""
+"""Writes a checkpoint, and waits to be killed after so many writes: `… URL COMMITS MEGABYTES WRITES`."""
 
+import itertools
 import sys
+import time
 
 import torch
 
@@ -9,11 +11,18 @@ from stoker.train.checkpoints.storage import CheckpointStorage
 
 
 def main() -> None:
-    url, commits, megabytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    url, commits, megabytes, last = sys.argv[1], *map(int, sys.argv[2:])
+    counted = itertools.count(1)
+
+    def wrote(size_bytes: int) -> None:
+        print("wrote", flush=True)
+        while next(counted) >= last:
+            time.sleep(600)
+
     tensors = {f"w{i}": torch.full((250_000,), float(commits)) for i in range(megabytes)}
     state = {"modules": {"model": tensors}, "values": {"commits": commits}}
     print("writing", flush=True)
-    CheckpointStorage(url).write(image_of(commits, state), lambda size_bytes: print("wrote", flush=True))
+    CheckpointStorage(url).write(image_of(commits, state), wrote)
     print("done", flush=True)
 
 

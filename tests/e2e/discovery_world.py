@@ -25,6 +25,7 @@ from stoker.cli.hosts_options import add_host_flags, agent_options, host_options
 from stoker.job.hosts import HostBook
 from stoker.job.hosts_events import Event, JobEnded, NodeJoined, NodeLost, WorldFormed
 from stoker.settings import Timeouts
+from tests.e2e.run_helpers import alive
 
 AGENT = Path(__file__).with_name("discovery_agent.py")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -187,12 +188,12 @@ class World:
 
     async def until(self, condition: Callable[[], object], why: str) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 while not condition():  # noqa: ASYNC110 - it looks at processes and files
                     await asyncio.sleep(0.02)
                 return
         raise AssertionError(
-            f"no {why} after 30 s\nsaid: {self.said}\nprinted: {self.printed}\nnodes: {self.job.nodes}"
+            f"no {why} after 90 s\nsaid: {self.said}\nprinted: {self.printed}\nnodes: {self.job.nodes}"
         )
 
 
@@ -216,9 +217,9 @@ async def world(
     finally:
         before |= set(one.driver.pids.values())
         one.job.end()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await one.driver.close(grace_s=5.0)
         await one.job.close()
         os.chdir(here)
     assert one.driver.pids == {}
-    assert not [pid for pid in before if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    assert not alive([*before])

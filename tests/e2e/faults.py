@@ -37,8 +37,8 @@ RECORDS, BATCH = 100, 20
 STEPS_AN_EPOCH = RECORDS // BATCH
 EPOCHS_AHEAD = 10
 """Epochs between the newest one and the last, so that the order to end reaches every worker in time."""
-BEAT_TIMEOUT_S = 5.0
-"""Of a job whose timeout is 10 s or more."""
+BEAT_TIMEOUT_S, USER_TIMEOUT_S = 5.0, 60.0
+"""Of a job that is told nothing else."""
 WAIT_S = 90.0
 """Generous: the machine may be busy with other things."""
 
@@ -52,7 +52,7 @@ class Job:
         nodes: str,
         *flags: str,
         slots: int = 1,
-        timeout: str = "60s",
+        timeout: str = f"{USER_TIMEOUT_S:.0f}s",
         endpoint: str = "",
         script: Sequence[str] = (),
     ) -> None:
@@ -316,10 +316,11 @@ def last_commit(path: Path) -> int:
     return 0
 
 
-def seconds_in(why: str) -> float:
-    """The X of an event's `… for X s`."""
+def is_by_beats(why: str) -> bool:
+    """Whether the beat timeout has decided, by an event's `… for X s`, and not the user's, which is a minute. On a busy
+    machine it may be late, and a master that stood still itself gives as long again."""
     (found,) = re.findall(r" for ([0-9.]+) s", why)
-    return float(found)
+    return BEAT_TIMEOUT_S <= float(found) < USER_TIMEOUT_S / 2
 
 
 def runs_on(process: psutil.Process) -> bool:

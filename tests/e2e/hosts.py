@@ -79,7 +79,7 @@ class Host:
         self._started.append(process)
         return process
 
-    def run(self, *argv: str, timeout_s: float = 30.0, environment: dict[str, str] | None = None) -> Finished:
+    def run(self, *argv: str, timeout_s: float = 90.0, environment: dict[str, str] | None = None) -> Finished:
         """Run a command here to its end."""
         pipe = subprocess.PIPE
         process = self.popen(*argv, environment=environment, stdout=pipe, stderr=pipe, text=True)
@@ -260,7 +260,7 @@ class Hosts:
         inodes = {host.inode for host in self.hosts}
         return census.processes_of(inodes, lambda mark: mark.startswith(f"{self.network.name}-"))
 
-    def assert_nothing_left(self, timeout_s: float = 5.0) -> None:
+    def assert_nothing_left(self, timeout_s: float = 60.0) -> None:
         """No process may be left on any host; ends that are under way get a moment."""
         for _ in census.polls(timeout_s):
             left = self.processes()

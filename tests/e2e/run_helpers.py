@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,15 @@ from typing import Any, ClassVar
 
 import psutil
 
+from tests.e2e.etcd import free_ports
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TOY = str(SCRIPTS / "toy.py")
 PLAIN = str(SCRIPTS / "plain_torchrun.py")
+UNTIL_TOLD = ("--last-epoch", "last-epoch")
+"""The toy script goes on until `end_toy`."""
+TOY_STEPS, EPOCHS_AHEAD = 20, 5
+"""Steps of an epoch of the toy script; epochs between the newest one and the last, so that all workers hear in time."""
 
 
 @dataclass
@@ -99,8 +104,9 @@ class Stoker:
     def master(self) -> psutil.Process:
         """The process in which this command hosts the job's master."""
         for child in psutil.Process(self.process.pid).children():
-            if "master" in child.cmdline():
-                return child
+            with contextlib.suppress(psutil.Error):
+                if "master" in child.cmdline():
+                    return child
         raise AssertionError("this command hosts no master")
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -127,10 +133,9 @@ def run(folder: Path, *arguments: str, timeout_s: float = 90.0, **environment: s
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses at this moment."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """A TCP port that nobody uses at this moment, nor was given here before."""
+    (port,) = free_ports(1)
+    return port
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 90.0, why: str = "condition") -> Any:
@@ -164,7 +169,20 @@ def ledger(folder: Path, kind: str) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda e: e["wall_s"])
 
 
+def end_toy(folder: Path) -> int:
+    """Have the toy script, which was started with UNTIL_TOLD, end some epochs ahead; returns how many there will be."""
+    epochs = max(e["step"] for e in ledger(folder, "commit")) // TOY_STEPS + EPOCHS_AHEAD
+    part = folder / "last-epoch.part"
+    part.write_text(str(epochs))
+    part.rename(folder / "last-epoch")
+    return int(epochs)
+
+
 def alive(pids: Sequence[int]) -> list[int]:
-    return [
-        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
+    """Those that run; one that ends while it is looked at does not."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found

@@ -40,7 +40,8 @@ class StandInMaster:
     """Says what it is told to; keeps the reports."""
 
     def __init__(self) -> None:
-        self.report: NodeReport | None = None
+        self.reports: list[NodeReport] = []
+        """Those that `until` has not passed over."""
         self.is_called = asyncio.Event()
         self._news = asyncio.Event()
         self._codec: FrameCodec[ToMaster] = FrameCodec(ToMaster)
@@ -55,7 +56,7 @@ class StandInMaster:
         with contextlib.suppress(OSError):
             while (message := await self._codec.read(reader)) is not None:
                 if isinstance(message, NodeReport):
-                    self.report = message
+                    self.reports.append(message)
                 self._news.set()
         writer.close()
 
@@ -69,9 +70,11 @@ class StandInMaster:
         """The first report of the worker of which that is true."""
         async with asyncio.timeout(LONG_S):
             while True:
-                worker = self.report.workers[0] if self.report is not None and self.report.workers else None
-                if worker is not None and what(worker):
-                    return worker
+                while self.reports:
+                    workers = self.reports[0].workers
+                    if workers and what(workers[0]):
+                        return workers[0]
+                    del self.reports[0]
                 self._news.clear()
                 await self._news.wait()
 

@@ -14,6 +14,7 @@ from stoker.cli.job_events import read_events
 from stoker.errors import EnvironmentProblem
 from stoker.train.checkpoints.storage import CheckpointStorage
 from stoker.wire.control import JobEvent
+from tests.e2e.hosts_census import command_of
 from tests.e2e.run_helpers import SCRIPTS, Finished, Stoker, run, wait_for
 from tests.s3_server import BUCKET, KEYS, s3_server
 
@@ -77,7 +78,7 @@ def test_an_agent_that_is_killed_takes_its_saver_with_it(tmp_path: Path) -> None
     job = Stoker(tmp_path, "run", "--no-cache", SNAPSHOTS, "checkpoints", "6", "wait")
     wait_for(lambda: commits_in(tmp_path / "checkpoints") in NEWEST_OF_6, why="a checkpoint")
     children = psutil.Process(job.process.pid).children()
-    savers = [child for child in children if "stoker.train.checkpoints.saver" in child.cmdline()]
+    savers = [child for child in children if "stoker.train.checkpoints.saver" in command_of(child)]
     assert len(savers) == 1
     job.process.kill()
     job.finish()
@@ -86,12 +87,13 @@ def test_an_agent_that_is_killed_takes_its_saver_with_it(tmp_path: Path) -> None
 
 def test_a_storage_that_fails_is_in_the_event_log(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/checkpoints"
-    job = Stoker(tmp_path, "run", "--no-cache", "--log-dir", "logs", SNAPSHOTS, url, "4", "wait")
+    job = Stoker(tmp_path, "run", "--no-cache", "--log-dir", "logs", SNAPSHOTS, url, "4", "wait", "hold")
     wait_for(
         lambda: [p for p in tmp_path.glob("logs/*/*/*/stdout.log") if "begins" in p.read_text()],
         why="a worker",
     )
-    (tmp_path / "checkpoints").write_text("a file in the way")  # the saver takes longer to begin
+    (tmp_path / "checkpoints").write_text("a file in the way")
+    (tmp_path / "go").touch()
     failed = wait_for(lambda: events(tmp_path, "checkpoint-failed"), why="an event")
     assert "cannot write to" in failed[0].why or "cannot list" in failed[0].why
     (tmp_path / "checkpoints").unlink()

@@ -115,7 +115,7 @@ def test_it_ends_when_its_agent_hangs_up(saver: SaverProcess) -> None:
     assert saver.child.stdin is not None
     saver.snapshot(3, megabytes=200)
     saver.child.stdin.close()
-    assert saver.child.wait(30) == 0
+    assert saver.child.wait(60) == 0
 
 
 def test_a_saver_that_is_killed_leaves_the_checkpoint_before(saver: SaverProcess, tmp_path: Path) -> None:

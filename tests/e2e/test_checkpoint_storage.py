@@ -54,7 +54,7 @@ def test_a_full_disk_costs_the_checkpoint_only(small_disk: Path) -> None:
 
 def killed_writer(url: str, environment: dict[str, str], after: int) -> None:
     """Writes 40 MB, and is killed when so many writes are done."""
-    command = [sys.executable, "-m", "tests.e2e.checkpoint_writer", url, "2", "40"]
+    command = [sys.executable, "-m", "tests.e2e.checkpoint_writer", url, "2", "40", str(after)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

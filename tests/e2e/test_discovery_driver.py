@@ -269,7 +269,8 @@ def test_what_an_agent_does_when_told(tmp_path: Path, mood: str, sent: bytes | N
     agent = agent_by_hand(tmp_path)
     assert agent.stdin is not None
     assert agent.stdout is not None
-    first = encode_line(start_line(tmp_path, environment={"MOOD": f"h1:{mood}"}))
+    grace_s = 0.5 if "stubborn" in mood else 60.0
+    first = encode_line(start_line(tmp_path, environment={"MOOD": f"h1:{mood}"}, grace_s=grace_s))
     agent.stdin.write(first[:10])
     agent.stdin.flush()
     agent.stdin.write(first[10:])

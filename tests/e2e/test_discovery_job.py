@@ -17,6 +17,7 @@ import pytest
 from stoker.data.audit import Committed, Entered, Entry
 from stoker.data.ledger import read_ledgers
 from tests.e2e.hosts import Hosts, needs_hosts
+from tests.e2e.hosts_census import command_of
 from tests.e2e.run_helpers import Finished, own_environment, said, wait_for
 
 pytestmark = pytest.mark.real
@@ -79,8 +80,8 @@ class Run:
             return False
 
     def agent(self, host: str) -> psutil.Process:
-        (found,) = [p for p in self.processes() if "stoker.cli.agent" in " ".join(p.cmdline())
-                    and p.environ().get("WHERE", host) == host]  # fmt: skip
+        agents = [p for p in self.processes() if "stoker.cli.agent" in " ".join(command_of(p))]
+        (found,) = [p for p in agents if p.environ().get("WHERE", host) == host]
         return found
 
     def entries(self) -> list[Entry]:
@@ -108,7 +109,7 @@ class Run:
                 raise AssertionError(f"the job has ended before {why}\n{self.finish().text}")
             return what()
 
-        wait_for(look, 60, why=why)
+        wait_for(look, 150, why=why)
 
     def wait_for_size(self, size: int, more: int = 5) -> None:
         """Until the newest world has this size and has made some steps."""
@@ -149,7 +150,7 @@ def assert_exact(job: Run) -> Finished:
 
 
 def trainers(job: Run) -> list[int]:
-    return [p.pid for p in job.processes() if "discovery_train.py" in " ".join(p.cmdline()[1:4])]
+    return [p.pid for p in job.processes() if "discovery_train.py" in " ".join(command_of(p)[1:4])]
 
 
 def test_hosts_added_and_removed(tmp_path: Path, runs: list[Run]) -> None:
@@ -187,9 +188,10 @@ def test_a_host_that_dies_is_left_out_and_comes_back(tmp_path: Path, runs: list[
               TRAIN, script=False)  # fmt: skip
     runs.append(job)
     job.wait_for_size(2)
+    before = len(job.sizes())
     job.agent("h2").kill()
     job.until(lambda: job.decided("host-blacklisted"), "the blacklist")
-    job.wait_for_size(1, more=1)
+    job.until(lambda: 1 in job.sizes()[before:], "a world without it")
     job.wait_for_size(2)
     assert_exact(job)
     assert "killed by signal 9" in job.decided("host-blacklisted")[0]
@@ -199,7 +201,7 @@ def test_all_hosts_are_blacklisted(tmp_path: Path, runs: list[Run]) -> None:
     job = Run(tmp_path, *LOCAL, "--hosts", "h1,h2", "--remote-python", "/nowhere/python", "--timeout", "16s", TRAIN,
               script=False)  # fmt: skip
     runs.append(job)
-    done = job.finish(60)
+    done = job.finish()
     assert done.code == 3, done.text
     assert "all hosts are blacklisted: h1 (its agent exited with code 127" in done.err
     assert not job.processes()
@@ -208,7 +210,7 @@ def test_all_hosts_are_blacklisted(tmp_path: Path, runs: list[Run]) -> None:
 def test_the_scripts_own_error_ends_the_job(tmp_path: Path, runs: list[Run]) -> None:
     job = Run(tmp_path, *LOCAL, "--hosts", "h1,h2", TRAIN, "--fail", script=False)
     runs.append(job)
-    done = job.finish(60)
+    done = job.finish()
     assert done.code == 1, done.text
     assert "this script is wrong" in done.err
     assert job.decided("host-blacklisted") == []
@@ -217,12 +219,12 @@ def test_the_scripts_own_error_ends_the_job(tmp_path: Path, runs: list[Run]) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
 def test_the_driver_ends(tmp_path: Path, runs: list[Run], number: signal.Signals) -> None:
-    job = Run(tmp_path, *LOCAL, "--hosts", "h1,h2", "--timeout", "10s", TRAIN, script=False)
+    job = Run(tmp_path, *LOCAL, "--hosts", "h1,h2", "--timeout", "40s", TRAIN, script=False)
     runs.append(job)
     job.wait_for_size(2)
     job.process.send_signal(number)
-    assert job.finish(60).code == (-9 if number == signal.SIGKILL else 130)
-    wait_for(lambda: not job.processes(), 30, why=f"nothing to be left: {job.processes()}")
+    assert job.finish().code == (-9 if number == signal.SIGKILL else 130)
+    wait_for(lambda: not job.processes(), why=f"nothing to be left: {job.processes()}")
 
 
 @needs_hosts
@@ -231,7 +233,7 @@ def test_a_host_that_is_cut_off_is_left_out_and_comes_back(tmp_path: Path, runs:
         first, second, third = hosts
         name = hosts.network.name
         enter = f"nsenter --net=/run/netns/{name}-{{host}} --uts=/run/stoker-test/{name}-{{host}} --"
-        job = Run(tmp_path, "--hosts", "h2,h3", "--nnodes", "1:2", "--timeout", "8s", "--remote-shell", enter,
+        job = Run(tmp_path, "--hosts", "h2,h3", "--nnodes", "1:2", "--timeout", "30s", "--remote-shell", enter,
                   "--rdzv-endpoint", f"{first.address}:0", "--blacklist-cooldown-range", "1s", "1s", TRAIN,
                   script=False, prefix=first.entry)  # fmt: skip
         runs.append(job)

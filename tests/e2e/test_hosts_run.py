@@ -92,9 +92,14 @@ def test_hosts_come_and_go_in_good_order_and_without(tmp_path: Path) -> None:
         assert job.runs.pop(third).finish().code == -signal.SIGKILL
 
         lost = job.steps_lost()
+        waits = job.order(third, "wait")
         job.start(third)
         job.wait(third.workers, "a worker that is starting")
+        mark = job.events()[-1].seq
         job.runs[second].interrupt(signal.SIGTERM)
+        job.wait_for_event("node-leaving", after=mark)
+        job.wait_for_steps(30)
+        waits.unlink()
         left = job.runs.pop(second).finish()
         assert left.code == 0, left.text
         assert "left the job" in left.err

@@ -59,7 +59,7 @@ class Cluster:
                     return status if status.phase == "running" and heard else None
             return None
 
-        found: JobStatus = wait_for(look, timeout_s=60.0, why="running job")
+        found: JobStatus = wait_for(look, why="running job")
         return found
 
     def close(self) -> None:

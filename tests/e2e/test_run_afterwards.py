@@ -26,14 +26,14 @@ def train(state):
 
 train(state)
 print("the training is over", flush=True)
-time.sleep(12)
+time.sleep(18)
 Path("exported").write_text("model")
 """
 
 
 def test_a_script_may_go_on_after_the_training_for_longer_than_the_master_stays(tmp_path: Path) -> None:
     (tmp_path / "exports.py").write_text(EXPORTS)
-    flags = ("--nproc-per-node", "1", "--timeout", "4s", "--shutdown-timeout", "1s", "--no-cache")
+    flags = ("--nproc-per-node", "1", "--timeout", "8s", "--shutdown-timeout", "1s", "--no-cache")
     done = run(tmp_path, "run", *flags, "exports.py")
     assert done.code == 0, done.text
     assert (tmp_path / "exported").read_text() == "model"
@@ -46,8 +46,8 @@ def test_a_script_may_go_on_after_the_training_for_longer_than_the_master_stays(
 )
 def test_a_script_that_goes_on_after_the_training_ends_with_its_node(tmp_path: Path, handler: str) -> None:
     """As with torchrun: SIGTERM is passed on."""
-    (tmp_path / "exports.py").write_text(handler + EXPORTS.replace("sleep(12)", "sleep(600)"))
-    flags = ("--nproc-per-node", "1", "--timeout", "4s", "--shutdown-timeout", "1s", "--no-cache")
+    (tmp_path / "exports.py").write_text(handler + EXPORTS.replace("sleep(18)", "sleep(600)"))
+    flags = ("--nproc-per-node", "1", "--timeout", "8s", "--shutdown-timeout", "1s", "--no-cache")
     job = Stoker(tmp_path, "run", *flags, "exports.py")
     assert job.process.stderr is not None
     said: list[str] = []

@@ -11,8 +11,20 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.job_events import read_events
-from tests.e2e.faults import BEAT_TIMEOUT_S, seconds_in
-from tests.e2e.run_helpers import TOY, Stoker, free_port, kill_all, ledger, run, said, wait_for
+from tests.e2e.faults import is_by_beats, kill_at_once
+from tests.e2e.run_helpers import (
+    TOY,
+    TOY_STEPS,
+    UNTIL_TOLD,
+    Stoker,
+    end_toy,
+    free_port,
+    kill_all,
+    ledger,
+    run,
+    said,
+    wait_for,
+)
 
 pytestmark = pytest.mark.real
 
@@ -23,12 +35,14 @@ def assert_one_state(workers: list[dict[str, object]]) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_the_survivors_go_on(tmp_path: Path) -> None:
-    job = Stoker(tmp_path, "run", "--nproc-per-node", "3", "--audit", TOY, "--out", ".", "--epochs", "20",
+    job = Stoker(tmp_path, "run", "--nproc-per-node", "3", "--audit", TOY, "--out", ".", *UNTIL_TOLD,
                  "--step-s", "0.05", "--batch-norm")  # fmt: skip
     wait_for(lambda: len(ledger(tmp_path, "commit")) > 30, why="commits")
     before = {w.pid for w in job.workers()}
     victim = sorted(before)[1]
     os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: [e["generation"] for e in ledger(tmp_path, "world")].count(3) == 3, why="the newcomer")
+    epochs = end_toy(tmp_path)
     done = job.finish()
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err
@@ -37,7 +51,7 @@ def test_a_killed_worker_is_replaced_and_the_survivors_go_on(tmp_path: Path) -> 
     assert before - {victim} <= pids, "survivors keep their processes"
     assert len(pids) == 3, done.text
     assert {w["world_size"] for w in workers} == {3}
-    assert {w["commits"] for w in workers} == {20 * 20}
+    assert {w["commits"] for w in workers} == {epochs * TOY_STEPS}
     assert_one_state(workers)
     copied = {e["generation"]: [] for e in ledger(tmp_path, "world")}  # type: ignore[var-annotated]
     for entry in ledger(tmp_path, "world"):
@@ -68,10 +82,11 @@ def test_a_step_that_nobody_can_undo_goes_back_to_the_checkpoint(tmp_path: Path)
 
 def test_all_workers_killed_start_again_from_the_checkpoint(tmp_path: Path) -> None:
     job = Stoker(tmp_path, "run", "--nproc-per-node", "2", "--audit", "--checkpoint-dir", "ckpt",
-                 "--checkpoint-every", "10", TOY, "--out", ".", "--epochs", "3", "--step-s", "0.05")  # fmt: skip
+                 "--checkpoint-every", "10", TOY, "--out", ".", "--epochs", "3", "--step-s", "0.05",
+                 "--hold", "go", "--hold-at", "27")  # fmt: skip
     wait_for(lambda: any(e["step"] >= 25 for e in ledger(tmp_path, "commit")), why="25 commits")
-    for worker in job.workers():
-        worker.kill()
+    kill_at_once(*job.workers())
+    (tmp_path / "go").touch()
     done = job.finish()
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err
@@ -113,8 +128,7 @@ def test_a_second_agent_joins_and_leaves(tmp_path: Path) -> None:
         f"127.0.0.1:{free_port()}",
         "--no-cache",
     )
-    # For longer than the second one takes to come and to go, also on a busy machine.
-    script = (TOY, "--out", ".", "--epochs", "30", "--step-s", "0.05")
+    script = (TOY, "--out", ".", "--last-epoch", str(tmp_path / "last-epoch"), "--step-s", "0.05")
     first = Stoker(tmp_path, *flags, "--audit", *script)
     wait_for(lambda: len(ledger(tmp_path, "commit")) > 10, why="commits")
     other = tmp_path / "other"
@@ -125,6 +139,8 @@ def test_a_second_agent_joins_and_leaves(tmp_path: Path) -> None:
     left = second.finish()
     assert left.code == 0, left.text
     assert "left the job" in left.err
+    wait_for(lambda: ledger(tmp_path, "world")[-1]["world_size"] == 1, why="world without it")
+    end_toy(tmp_path)
     done = first.finish()
     assert done.code == 0, done.text
     assert "bring" in done.err, "an audit of one node of two says what it lacks"
@@ -242,17 +258,17 @@ def test_stopped_workers_cost_the_beat_timeout(tmp_path: Path) -> None:
         os.kill(by_signal.pid, signal.SIGSTOP)
         wait_for(
             lambda: max(e["step"] for e in ledger(tmp_path, "commit")) > before + 2,
-            25,
+            60,
             "progress without them",
         )
-        assert debugger.wait(20) == 0
+        assert debugger.wait(60) == 0
     done = job.finish()
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err
     (log,) = tmp_path.glob("stoker-logs/*/events.db")
-    stopped = {e.details["worker"]: seconds_in(e.why) for e in read_events(log) if e.kind == "worker-stopped"}
+    stopped = {e.details["worker"]: e.why for e in read_events(log) if e.kind == "worker-stopped"}
     assert stopped.keys() == {"worker-1", "worker-2"}
-    assert all(BEAT_TIMEOUT_S <= lasted_s < 2 * BEAT_TIMEOUT_S for lasted_s in stopped.values()), stopped
+    assert all(is_by_beats(why) for why in stopped.values()), stopped
 
 
 def test_loader_processes(tmp_path: Path) -> None:
@@ -267,7 +283,7 @@ def test_the_script_runs_alone(tmp_path: Path) -> None:
         [sys.executable, TOY, "--out", str(tmp_path), "--step-s", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -118,7 +118,7 @@ def test_ctrl_c_ends_everything_in_seconds(tmp_path: Path) -> None:
     job.interrupt(signal.SIGINT)
     done = job.finish()
     assert done.code == 130, done.text
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25, "not the time that scripts have to save their work"
     assert wait_for(lambda: not alive(pids), why="end of all processes")
     assert "Traceback" not in done.err, done.text
 
@@ -130,7 +130,7 @@ def test_a_killed_agent_takes_its_workers_with_it(tmp_path: Path) -> None:
 
     pids = [p.pid for p in psutil.Process(job.process.pid).children(recursive=True)]
     job.process.kill()
-    job.finish(10)
+    job.finish()
     assert wait_for(lambda: not alive(pids), why="end of all processes")
 
 
@@ -152,7 +152,7 @@ def test_a_killed_agent_takes_its_workers_with_it(tmp_path: Path) -> None:
 def test_wrong_usage_gets_one_clear_message(
     tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
-    done = run(tmp_path, "run", *arguments, timeout_s=20)
+    done = run(tmp_path, "run", *arguments, timeout_s=60)
     assert done.code == code, done.text
     assert words in done.err
     assert "Traceback" not in done.err
@@ -170,7 +170,7 @@ def test_a_port_in_use_by_something_else(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = run(tmp_path, "run", "--rdzv-endpoint", f"127.0.0.1:{port}", PLAIN, timeout_s=20)
+        done = run(tmp_path, "run", "--rdzv-endpoint", f"127.0.0.1:{port}", PLAIN, timeout_s=60)
     assert done.code == 5, done.text
     assert f"cannot listen on 127.0.0.1:{port}" in done.err
     assert "--rdzv-endpoint" in done.err
@@ -178,13 +178,14 @@ def test_a_port_in_use_by_something_else(tmp_path: Path) -> None:
 
 def test_a_world_that_stays_under_the_minimum_gives_up_in_time(tmp_path: Path) -> None:
     where = f"127.0.0.1:{free_port()}"
-    done = run(tmp_path, "run", "--nnodes", "2", "--rdzv-endpoint", where, "--timeout", "3s", PLAIN)
+    done = run(tmp_path, "run", "--nnodes", "2", "--rdzv-endpoint", where, "--timeout", "8s", PLAIN)
     assert done.code == 3, done.text
-    assert "waiting for nodes: 1 of at least 2 are here; giving up after 3 s" in done.err
+    assert "waiting for nodes: 1 of at least 2 are here; giving up after 8 s" in done.err
     assert "only 1 of at least 2 nodes" in done.err
     (log,) = tmp_path.glob("stoker-logs/*/events.db")
     at = {event.kind: event.wall_s for event in read_events(log)}
-    assert 3.0 <= at["ended"] - at["waiting"] < 6.0
+    # A master that stood still for a moment begins to count anew.
+    assert 8.0 <= at["ended"] - at["waiting"] < 30.0
 
 
 def test_no_master_at_the_endpoint(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_users_files_with_the_names_of_pythons_own_do_not_matter(tmp_path: Pat
         env=own_environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout

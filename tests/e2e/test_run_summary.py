@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("summary_train.py")
 
 def test_a_job_says_where_its_time_went(tmp_path: Path) -> None:
     fill(tmp_path / "origin", [f"{number:03}.bin" for number in range(128)], 20_000)
-    url = f"file://{tmp_path}/origin/?stoker_mbps=8"
+    url = f"file://{tmp_path}/origin/?stoker_mbps=2"
     run = Stoker(
         tmp_path,
         "run",

@@ -81,13 +81,21 @@ def test_a_newcomer_warms_up_while_the_others_train(tmp_path: Path) -> None:
         f"127.0.0.1:{free_port()}",
         "--no-cache",
     )
-    script = (TUNED, "--out", str(tmp_path), "--epochs", "12", "--step-s", "0.05", "--warm-up-s", "4")
+    warm = tmp_path / "warm"
+    warm.touch()
+    script = (TUNED, "--out", str(tmp_path), "--epochs", "1000", "--step-s", "0.05", "--warm-up-s", "1",
+              "--warm-up-until", str(warm))  # fmt: skip
     first = Stoker(tmp_path, *flags, "--audit", *script)
     wait_for(lambda: len(ledger(tmp_path, "commit")) > 5, why="commits")
+    warm.unlink()
     other = tmp_path / "other"
     other.mkdir()
     second = Stoker(other, *flags, *script, environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
     try:
+        wait_for(lambda: len(told(tmp_path, "warm-up-begin")) == 2, why="begin of a second warm-up")
+        before = len(ledger(tmp_path, "commit"))
+        wait_for(lambda: len(ledger(tmp_path, "commit")) > before + 20, why="commits meanwhile")
+        warm.touch()
         wait_for(lambda: len(told(tmp_path, "warm-up-end")) == 2, why="a second warm-up")
         wait_for(lambda: any(e["world_size"] == 2 for e in ledger(tmp_path, "world")), why="world of two")
     finally:

@@ -55,7 +55,7 @@ def test_every_record_is_done_once_whoever_dies(tmp_path: Path, start: Start) ->
     other = tmp_path / "other"
     other.mkdir()
     flags = ("run", "--no-cache", "--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    script = (SHARDS, "--records", "1200", "--shard-s", "0.06", "--fast", str(tmp_path / "fast"))
+    script = (SHARDS, "--records", "4000", "--shard-s", "0.06", "--fast", str(tmp_path / "fast"))
     first = start(tmp_path, *flags, "--nproc-per-node", "2", *script)
     wait_for(lambda: count(lines(tmp_path), "accepted") > 4, why="shards done")
     second = start(other, *flags, *script, environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
@@ -69,8 +69,8 @@ def test_every_record_is_done_once_whoever_dies(tmp_path: Path, start: Start) ->
     shown = run(tmp_path, "job", "shards", "--json")
     assert shown.code == 0, shown.text
     (train,) = json.loads(shown.out)["shards"]
-    assert (train["dataset"], train["total"]) == ("train", 600)
-    assert train["done"] + train["doing"] + train["todo"] == 600
+    assert (train["dataset"], train["total"]) == ("train", 2000)
+    assert train["done"] + train["doing"] + train["todo"] == 2000
     assert train["done"] > 8
     assert {lease["worker"] for lease in train["leases"]} <= lines(tmp_path, other).keys() - {killed}
 
@@ -91,8 +91,8 @@ def test_every_record_is_done_once_whoever_dies(tmp_path: Path, start: Start) ->
     assert max(accepted.values()) == 1, "no shard counts twice"
     # Who was killed may have reported without having heard the answer.
     unheard = {own[-1].split()[1] for own in said.values() if own and own[-1].startswith("work")}
-    assert set(map(str, range(600))) - accepted.keys() <= unheard
-    assert sorted(own[-1] for own in said.values() if own[-1].startswith("end")) == ["end 600 600"] * 2
+    assert set(map(str, range(2000))) - accepted.keys() <= unheard
+    assert sorted(own[-1] for own in said.values() if own[-1].startswith("end")) == ["end 2000 2000"] * 2
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def test_each_record_counts_once_against_commits(tmp_path: Path, url: str, by: s
 
 
 def test_a_slow_worker_reads_less(tmp_path: Path, url: str) -> None:
-    done = run(tmp_path, "run", "--nproc-per-node", "3", SCRIPT, url, "--epochs", "2", "--slow", "30")
+    done = run(tmp_path, "run", "--nproc-per-node", "3", SCRIPT, url, "--epochs", "2", "--slow", "30",
+               "--record-s", "0.01")  # fmt: skip
     assert done.code == 0, done.text
     read = said(tmp_path, "read")
     assert counted(read) == Counter([*range(RECORDS)] * 2)

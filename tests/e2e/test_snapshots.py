@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from stoker.cli.job_events import read_events
 from stoker.platform.shared_folders import PREFIX
+from tests.e2e.faults import kill_at_once
 from tests.e2e.hosts_network import mount_disk, tool
 from tests.e2e.run_helpers import SCRIPTS, Stoker, alive, free_port, kill_all, ledger, said, wait_for
 
@@ -50,16 +50,16 @@ def wait_for_commit(folder: Path, step: int) -> None:
 
 
 def kill_workers(*jobs: Stoker) -> None:
-    for pid in [worker.pid for job in jobs for worker in job.workers()]:
-        os.kill(pid, signal.SIGKILL)
+    kill_at_once(*(worker for job in jobs for worker in job.workers()))
 
 
 def test_all_workers_killed_at_once_go_on_from_memory(tmp_path: Path, memory: Path) -> None:
     """Twice, so that those that were started in their places take snapshots as well."""
-    job = start(tmp_path, memory, "--nproc-per-node", "2", SCRIPT, "--out", ".")
+    job = start(tmp_path, memory, "--nproc-per-node", "2", SCRIPT, "--out", ".", "--hold-at", "16", "36")
     for step in (13, 33):
         wait_for_commit(tmp_path, step)
         kill_workers(job)
+        (tmp_path / f"go-{step + 3}").touch()
         wait_for(lambda step=step: worlds(tmp_path)[-1]["commits"] >= step - 5, why="a world that goes on")
     done = job.finish()
     assert done.code == 0, done.text
@@ -80,11 +80,13 @@ def test_all_workers_killed_at_once_go_on_from_memory(tmp_path: Path, memory: Pa
 def test_of_two_nodes_that_lose_all_workers_the_newest_snapshot_counts(tmp_path: Path, memory: Path) -> None:
     """Each node has snapshots of its own, in a folder of its own."""
     endpoint = f"127.0.0.1:{free_port()}"
-    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, SCRIPT, "--out", ".")
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, SCRIPT, "--out", ".",
+             "--hold-at", "16")  # fmt: skip
     jobs = [start(tmp_path, memory, *flags) for _ in range(2)]
     wait_for_commit(tmp_path, 13)
-    assert len([*memory.glob(f"{PREFIX}*/0-1.snapshot")]) == 2
+    wait_for(lambda: len([*memory.glob(f"{PREFIX}*/0-1.snapshot")]) == 2, why="snapshots of both")
     kill_workers(*jobs)
+    (tmp_path / "go-16").touch()
     for job in jobs:
         done = job.finish()
         assert done.code == 0, done.text
@@ -96,7 +98,9 @@ def test_of_two_nodes_that_lose_all_workers_the_newest_snapshot_counts(tmp_path:
 
 
 def test_a_damaged_snapshot_is_not_gone_on_from(tmp_path: Path, memory: Path) -> None:
-    job = start(tmp_path, memory, "--nproc-per-node", "1", SCRIPT, "--out", ".", "--every", "10")
+    job = start(
+        tmp_path, memory, "--nproc-per-node", "1", SCRIPT, "--out", ".", "--every", "10", "--hold-at", "28"
+    )
     wait_for_commit(tmp_path, 25)
     (worker,) = job.workers()
     worker.suspend()
@@ -105,6 +109,7 @@ def test_a_damaged_snapshot_is_not_gone_on_from(tmp_path: Path, memory: Path) ->
             file.seek(4096 + 100)
             file.write(b"damaged")
     worker.kill()
+    (tmp_path / "go-28").touch()
     done = job.finish()
     assert done.code == 0, done.text
     assert "the checksum of modules.model.0.weight does not hold" in done.text

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from stoker.agent.environment import free_port
 from stoker.agent.resources import process_state
 from stoker.agent.stacks import StackDumper, Target, find_py_spy, parse_faulthandler
 from stoker.job.health_hangs import HangEffect, HangWatch, Hung, Slow, TakeStacks
 from stoker.job.health_stacks import Standing, describe, format_stacks, is_awake, moved, standing
 from stoker.wire.health import MAX_FRAMES, StackRequest, Stacks
-from tests.e2e.run_helpers import wait_for
+from tests.e2e.run_helpers import free_port, wait_for
 
 pytestmark = pytest.mark.real
 
@@ -95,7 +95,16 @@ def process(script: str, *arguments: str, wait: bool = True) -> Iterator[subproc
 def wait_until_ready(child: subprocess.Popen[str]) -> None:
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    time.sleep(0.3)  # from the print to where it stays
+    process = psutil.Process(child.pid)
+    used_s = process.cpu_times().user
+
+    def stays() -> bool:
+        """Whether it has come from the print to where it stays: nothing in it runs, or one thing does all the time."""
+        states = [process_state(thread.id) for thread in process.threads()]
+        return set(states) == {"S"} or process.cpu_times().user > used_s + 0.3
+
+    wait_for(stays, why="place where it stays")
+    time.sleep(0.3)
 
 
 def dump(child: subprocess.Popen[str], py_spy: str | None, file: Path | None = None) -> Stacks:
@@ -223,8 +232,8 @@ def test_where_py_spy_may_not_look_the_signal_is_used(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
-    async def take(pid: int, py_spy: str | None) -> str:
-        return (await StackDumper(py_spy).dump(Target(pid), timeout_s=1)).unavailable
+    async def take(pid: int, py_spy: str | None, timeout_s: float = 30.0) -> str:
+        return (await StackDumper(py_spy).dump(Target(pid), timeout_s=timeout_s)).unavailable
 
     never_ends = tmp_path / "never-ends"
     never_ends.write_text("#!/bin/sh\nexec sleep 100\n")
@@ -233,7 +242,7 @@ def test_what_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
     try:
         assert "python version" in asyncio.run(take(child.pid, find_py_spy()))
         assert "does not start" in asyncio.run(take(child.pid, "/nowhere/py-spy"))
-        assert asyncio.run(take(child.pid, str(never_ends))) == "py-spy took longer than 1 s"
+        assert asyncio.run(take(child.pid, str(never_ends), 1.0)) == "py-spy took longer than 1 s"
     finally:
         child.kill()
         child.wait()
@@ -306,7 +315,7 @@ for step in range(5):
 
 @pytest.mark.parametrize("how", ["hangs", "slow"])
 def test_the_rank_that_keeps_the_others_waiting_is_found(how: str) -> None:
-    port = str(free_port("127.0.0.1"))
+    port = str(free_port())
     with ExitStack() as ended:
         ranks = [
             ended.enter_context(process(RANK, str(rank), "3", port, how, wait=False)) for rank in range(3)

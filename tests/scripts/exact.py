@@ -26,6 +26,7 @@ parser.add_argument(
     "--fail-at", default="", help="RANK:COMMIT:WHERE, once; WHERE: forward, backward, step, commit"
 )
 parser.add_argument("--once", default="", help="a file that is there when the fault has been")
+parser.add_argument("--hold", default="", help="wait before commit 14 until this file exists")
 parser.add_argument("--misuse", default="", help="do something that cannot be exact")
 options = parser.parse_args()
 
@@ -102,6 +103,8 @@ def main():
     def train(state):
         while state.epoch < options.epochs:
             for x, y in loader:
+                while options.hold and state.commits == 14 and not os.path.exists(options.hold):
+                    time.sleep(0.01)
                 loss = F.cross_entropy(state.ddp(x), y)
                 part = stoker.data.session.session().micro_batch.number
                 with losses.open("a") as said:

@@ -1,4 +1,4 @@
-"""An elastic script with a Checkpointer: `URL STEPS [how it ends]`."""
+"""An elastic script with a Checkpointer: `URL STEPS [how it ends]`; `hold` as well: it waits for a file `go`."""
 
 import os
 import signal
@@ -21,6 +21,8 @@ def main() -> None:
     @stoker.elastic
     def train(state: stoker.State) -> None:
         print(f"begins at {state.commits} with {state.total}", flush=True)
+        while "hold" in ends and not os.path.exists("go"):
+            time.sleep(0.01)
         while state.commits < steps:
             state.ddp(torch.ones(2, 4)).sum().backward()
             state.optimizer.step()
@@ -32,7 +34,7 @@ def main() -> None:
             raise ValueError("failed on purpose")
         if ends == ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        if ends == ["wait"]:
+        if "wait" in ends:
             print("waits", flush=True)
             time.sleep(600)
 

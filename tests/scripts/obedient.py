@@ -1,10 +1,11 @@
 """An elastic training script that does what it is told by files, and goes on until one says which epoch is the last.
 
 An order is a file WHAT.HOST.SLOT in the folder --orders; what it holds is its argument. Its worker takes it away as it
-begins to obey, but for `slow`, which lasts as long as the file is there.
+begins to obey, but for `slow` and `wait`, which last as long as the file is there.
 
     hang        stand still for ever, in the step
-    long S      one step that computes for S seconds before it comes to its collective
+    wait        not to begin at all
+    long S      one step that computes for S seconds, or until the order `enough`, before it comes to its collective
     slow S      S more seconds of own work in every step
     raise       an exception
     exit N      end with this code
@@ -73,10 +74,13 @@ def hang_for_ever():
         time.sleep(3600)
 
 
-def evaluate_alone(seconds):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def evaluate_alone(until, deeper):
+    """Where it stands differs at each look."""
+    look_at = time.monotonic() + 0.02
+    while time.monotonic() < look_at:
         torch.randn(64, 64) @ torch.randn(64, 64)
+    if deeper and time.monotonic() < until and not os.path.exists(ORDERS / f"enough.{ME}"):
+        evaluate_alone(until, deeper - 1)
 
 
 def obey():
@@ -86,7 +90,9 @@ def obey():
     if ordered("hang") is not None:
         hang_for_ever()
     if (seconds := ordered("long")) is not None:
-        evaluate_alone(float(seconds))
+        until = time.monotonic() + float(seconds)
+        while time.monotonic() < until and ordered("enough") is None:
+            evaluate_alone(until, 20)
     if ordered("raise") is not None:
         raise ValueError("this script is wrong")
     if (code := ordered("exit")) is not None:
@@ -112,6 +118,8 @@ def is_last(epoch):
 
 
 def main():
+    while (ORDERS / f"wait.{ME}").exists():
+        time.sleep(0.01)
     ctx = stoker.init()
     torch.manual_seed(1234 + ctx.rank)
     loader = stoker.Loader(Points(), global_batch_size=options.batch, shuffle=True, seed=3)

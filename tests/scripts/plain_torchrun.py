@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,5 +15,9 @@ print("sum", int(value.item()), *(f"{name}={os.environ[name]}" for name in names
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if "--fail-first" in sys.argv and attempt == 0 and dist.get_rank() == 1:
     raise RuntimeError("the first attempt fails")
-dist.barrier()
+try:
+    dist.barrier()
+except RuntimeError:
+    time.sleep(1)  # who has lost a peer ends after it, however busy the machine is
+    raise
 dist.destroy_process_group()

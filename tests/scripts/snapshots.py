@@ -19,6 +19,9 @@ parser.add_argument("--every", type=int, default=5)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--step-s", type=float, default=0.03)
 parser.add_argument("--width", type=int, default=20_000)
+parser.add_argument(
+    "--hold-at", type=int, nargs="*", default=(), help="wait at commit N until there is a file `go-N`"
+)
 options = parser.parse_args()
 torch.set_num_threads(1)
 
@@ -53,6 +56,8 @@ def main():
             file.write(json.dumps(entry) + "\n")
         while state.epoch < options.epochs:
             for x, y in loader:
+                while state.commits in options.hold_at and not os.path.exists(f"go-{state.commits}"):
+                    time.sleep(0.01)
                 loss = F.cross_entropy(state.ddp(x), y)
                 state.optimizer.zero_grad()
                 loss.backward()

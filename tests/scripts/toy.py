@@ -26,6 +26,10 @@ parser.add_argument(
 )
 parser.add_argument("--metric", action="store_true", help="a second collective after the optimizer's step")
 parser.add_argument("--hold", default="", help="wait before commit 5 until this file exists")
+parser.add_argument("--hold-at", type=int, default=5, help="another commit than 5")
+parser.add_argument(
+    "--last-epoch", default="", help="file that says how many epochs there are; else it goes on"
+)
 options = parser.parse_args()
 torch.set_num_threads(1)
 
@@ -54,6 +58,16 @@ def fail(ctx, commits):
         sys.exit(7)
 
 
+def is_last(epoch):
+    """Whether `epoch` epochs are enough. The file names one that is still ahead when it appears."""
+    if not options.last_epoch:
+        return epoch >= options.epochs
+    try:
+        return epoch >= int(Path(options.last_epoch).read_text())
+    except FileNotFoundError:
+        return False
+
+
 def main():
     ctx = stoker.init()
     torch.manual_seed(1234 + ctx.rank)
@@ -72,10 +86,10 @@ def main():
     @stoker.elastic
     def train(state):
         worlds.append((ctx.generation, ctx.rank, ctx.world_size, state.commits))
-        while state.epoch < options.epochs:
+        while not is_last(state.epoch):
             for x, y in loader:
                 fail(ctx, state.commits)
-                if options.hold and state.commits == 5:
+                if options.hold and state.commits == options.hold_at:
                     while not os.path.exists(options.hold):
                         time.sleep(0.01)
                 loss = F.cross_entropy(state.ddp(x), y)

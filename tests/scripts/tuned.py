@@ -20,6 +20,7 @@ parser.add_argument("--decode-s", type=float, default=0.0, help="seconds for eac
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--micro", type=int, default=0, help="records of a micro-batch; 0: none are cut")
 parser.add_argument("--warm-up-s", type=float, default=0.0)
+parser.add_argument("--warm-up-until", default="", help="and until this file is there")
 parser.add_argument(
     "--lose-device-at", type=int, default=-1, help="this commit on rank 1, in the first world"
 )
@@ -54,6 +55,8 @@ def rehearse(state):
     x, y = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
     F.cross_entropy(state.ddp(x), y).backward()
     time.sleep(options.warm_up_s)
+    while options.warm_up_until and not Path(options.warm_up_until).exists():
+        time.sleep(0.01)
     say("warm-up-end", commits=state.commits)
 
 
