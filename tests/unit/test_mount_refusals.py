@@ -7,10 +7,11 @@ import struct
 
 import pytest
 
-from stoker.cache.mount.questions import Read, Room
+from stoker.cache.mount.questions import MakeFolder, Read, Remove, RemoveFolder, Room
 from stoker.cache.mount.requests import ROOT, Opcode
 from stoker.cache.mount.waiting import Failed
 from stoker.cache.mount.writing import HANDLE, SIZE
+from tests.mount.kernel import unpacked_entry
 from tests.unit.test_mount_putting import WRITE_ONLY, Writers, found
 from tests.unit.test_mount_putting_races import looked_up
 
@@ -110,3 +111,20 @@ def test_how_full_it_is_is_told_as_it_was_while_nobody_can_be_asked() -> None:
     third = mount.ask(Opcode.STATFS, ROOT, b"")
     mount.carry_out(mount.core.tick(mount.now + 2.5))
     assert mount.code(third) == 0
+
+
+def test_a_folder_in_which_something_is_written_is_not_empty() -> None:
+    mount = Writers()
+    making = mount.ask(Opcode.MKDIR, ROOT, struct.pack("=II", 0o755, 0) + b"d\0")
+    mount.answer(MakeFolder("d"), None)
+    folder = unpacked_entry(mount.said[making][1]).node
+    creating = struct.pack("=IIII", WRITE_ONLY, 0o644, 0, 0) + b"f\0"
+    said = mount.said[mount.ask(Opcode.CREATE, folder, creating)][1]
+    node, handle = unpacked_entry(said).node, struct.unpack_from("=Q", said, 128)[0]
+    assert mount.code(mount.ask(Opcode.RMDIR, ROOT, b"d\0")) == errno.ENOTEMPTY
+    mount.ask(Opcode.UNLINK, folder, b"f\0")
+    mount.answer(Remove("d/f"), None)
+    mount.release(node, handle)
+    removing = mount.ask(Opcode.RMDIR, ROOT, b"d\0")
+    mount.answer(RemoveFolder("d"), None)
+    assert mount.code(removing) == 0

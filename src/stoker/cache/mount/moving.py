@@ -42,6 +42,8 @@ class Moving:
         if isinstance(path, int):
             return [refused(header.unique, path)]
         state = self._state
+        if is_folder and state.staged.has_below(path):
+            return [refused(header.unique, errno.ENOTEMPTY)]
         # What is being put the origin would have again, and so it would what is put before this is done.
         if not state.busy.take([path], lambda at: self.remove(header, name, at, is_folder=is_folder)):
             return []

@@ -132,6 +132,10 @@ class StagedFiles:
         """What is being written under a path."""
         return self._paths.get(path)
 
+    def has_below(self, folder: str) -> bool:
+        """Whether something is being written in a folder, or in its folders."""
+        return any(path.startswith(f"{folder}/") for path in self._paths)
+
     def get(self, stage: int) -> Staged | None:
         """What lies there."""
         return self._staged.get(stage)
