@@ -95,6 +95,10 @@ def test_who_reads_what_was_tried_ahead_in_vain_does_not_wait_once_more() -> Non
     assert mount.code(first) == errno.ETIMEDOUT
     mount.now -= 0.5
     assert mount.code(mount.ask(Opcode.READ, node, reading)) == errno.ETIMEDOUT
+    mount.now -= 1
+    elsewhere = mount.ask(Opcode.READ, node, struct.pack("=QQIIQII", handle, 50, 50, 0, 0, 0, 0))
+    mount.answer(Read("a", "v1", 50, 100), b"y" * 50)
+    assert mount.code(elsewhere) == 0, "that may be here"
     mount.now += 1
     again = mount.ask(Opcode.READ, node, reading)
     mount.answer(question, b"x" * 50)

@@ -288,7 +288,8 @@ class MountCore:
             capacity_bytes, held_bytes = self._room
             return [done(unique, answers.statfs(capacity_bytes, max(capacity_bytes - held_bytes, 0), 0))]
 
-        patience_s = self.state.settings.timeout_s if self._room is None else KNOWN_S
+        timeout_s = self.state.settings.timeout_s
+        patience_s = timeout_s if self._room is None else min(KNOWN_S, timeout_s)
         return self.state.waiting.ask(unique, Room(), then, now, patience_s=patience_s)
 
     def _attribute(self, unique: int, node: Node | None, asked: Attribute, now: float) -> list[Effect]:

@@ -14,7 +14,7 @@ from stoker.cache.mount import answers
 from stoker.cache.mount.answers import Open
 from stoker.cache.mount.handles import OpenFile
 from stoker.cache.mount.names import OUT_OF_REACH, REFRESHED, STATUS
-from stoker.cache.mount.nodes import Node
+from stoker.cache.mount.nodes import FailedRead, Node
 from stoker.cache.mount.questions import Back, CloseBacking, Effect, Fetch, Read, Remember, Status
 from stoker.cache.mount.records import Closed, FileOpened, packed
 from stoker.cache.mount.requests import RESENT, Header, Init, Reading
@@ -88,13 +88,14 @@ class Files:
         stop = min(asked.offset + asked.size_bytes, node.size_bytes)
         if asked.offset >= stop:
             return [done(unique)]
-        code, failed_at = node.failure
-        if code in OUT_OF_REACH and now - failed_at < _FAILING_S:
-            return [refused(unique, code)]
+        failed = node.failed
+        if failed and now - failed.at < _FAILING_S and failed.start <= asked.offset < failed.stop:
+            return [refused(unique, failed.code)]
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
-                node.failure = answer.code, at
+                if answer.code in OUT_OF_REACH:
+                    node.failed = FailedRead(answer.code, at, asked.offset, stop)
                 effects = state.changed(node.path, at) if answer.code == errno.ESTALE else []
                 return [*effects, refused(unique, answer.code)]
             assert isinstance(answer, bytes | memoryview)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import xxhash
 
@@ -20,12 +21,21 @@ _NUMBERS = (1 << 63) - 1
 _LOOKED_THROUGH = 64
 
 
+class FailedRead(NamedTuple):
+    """Why bytes could not be had, out of `errno`, when, and which."""
+
+    code: int
+    at: float
+    start: int
+    stop: int
+
+
 class Node:
     """One that the kernel knows. `kind`: empty, or which of the special files it is. `is_settled`: nobody writes it.
-    `listed_at`: since when the kernel keeps what is in a folder. `failure`: why its bytes could not be had, when."""
+    `listed_at`: since when the kernel keeps what is in a folder. `failed`: what of it could not be had."""
 
     __slots__ = (
-        "failure",
+        "failed",
         "is_folder",
         "is_settled",
         "kind",
@@ -59,7 +69,7 @@ class Node:
         self.lookups = 0
         self.is_settled = True
         self.listed_at = float("-inf")
-        self.failure = 0, float("-inf")
+        self.failed: FailedRead | None = None
 
     def named(self) -> NodeNamed:
         """For the next daemon."""
