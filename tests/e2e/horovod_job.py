@@ -19,6 +19,8 @@ class HorovodRun(Run):
     def __init__(self, folder: Path, *arguments: str, hosts: str = "", script: tuple[str, ...] = ()) -> None:
         """`hosts`: a fixed list; else the file that `write_hosts` writes."""
         source = ("--hosts", hosts) if hosts else ()
+        if hosts:  # else the first agent that joins may begin without the others
+            script = ("--begin-with", str(len(hosts.split(","))), *script)
         super().__init__(folder, "--horovod", *LOCAL, *source, *arguments, TRAIN, *script, script=not hosts)
 
     def worlds(self) -> list[dict[str, Any]]:

@@ -11,11 +11,12 @@ import pytest
 from stoker.train.checkpoints.layout import COMPLETE
 from stoker.train.checkpoints.slots import Slot, all_slots
 from stoker.train.checkpoints.storage import CheckpointStorage
+from tests.e2e.hosts_census import command_of
 from tests.e2e.run_helpers import SCRIPTS, Stoker, free_port, kill_all, wait_for
 
 pytestmark = pytest.mark.real
 SCRIPT = (str(SCRIPTS / "kept_snapshots.py"), "checkpoints", "6", "wait")
-WAITS_S = ("--timeout", "30")
+WAITS_S = ("--timeout", "45")
 
 
 def node(folder: Path, name: str, *flags: str) -> Stoker:
@@ -35,11 +36,11 @@ def in_memory(base: Path) -> int:
 def writes(job: Stoker) -> bool:
     """Whether it has a saver."""
     children = psutil.Process(job.process.pid).children()
-    return any("stoker.train.checkpoints.saver" in child.cmdline() for child in children)
+    return any("stoker.train.checkpoints.saver" in command_of(child) for child in children)
 
 
 def hosts_the_master(job: Stoker) -> bool:
-    return any("master" in child.cmdline() for child in psutil.Process(job.process.pid).children())
+    return any("master" in command_of(child) for child in psutil.Process(job.process.pid).children())
 
 
 def lose_the_writer(folder: Path, first: Stoker, second: Stoker, name: str = "b") -> int:

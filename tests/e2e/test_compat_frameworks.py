@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.framework_helpers import RECORDS
 from tests.e2e.run_helpers import Finished, ledger, run
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 STEPS_AN_EPOCH = 6
 LAST_STEP = 8

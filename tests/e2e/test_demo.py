@@ -87,9 +87,9 @@ def test_ctrl_c_ends_everything_in_seconds(tmp_path: Path) -> None:
             children = psutil.Process(running.pid).children(recursive=True)
             began_s = time.monotonic()
             os.kill(running.pid, signal.SIGINT)
-            assert running.wait(timeout=20) == 130
-            assert time.monotonic() - began_s < 10
-            _, left = psutil.wait_procs(children, timeout=5)
+            assert running.wait(timeout=60) == 130
+            assert time.monotonic() - began_s < 25, "not the time that scripts have to save their work"
+            _, left = psutil.wait_procs(children, timeout=30)
             assert left == []
         finally:
             running.kill()

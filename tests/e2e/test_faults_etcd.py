@@ -71,7 +71,7 @@ class EtcdOnHosts:
 
 
 def test_etcd_is_away_and_then_the_host_of_the_master_is_cut_off(tmp_path: Path) -> None:
-    with job_over(tmp_path, 3, "2:3", "--journal", URL, timeout="16s") as job:
+    with job_over(tmp_path, 3, "2:3", "--journal", URL, timeout="40s") as job:
         etcd = EtcdOnHosts(job.hosts)
         etcd.start()
         job.start(*job.hosts)
@@ -90,14 +90,15 @@ def test_etcd_is_away_and_then_the_host_of_the_master_is_cut_off(tmp_path: Path)
         old_master = etcd.master(job.hosts[0])
         cut_off = next(host for host in job.hosts if old_master.startswith(f"{host.address}:"))
         left = [host for host in job.hosts if host is not cut_off]
-        survivors, told_before = job.pids(*left), etcd.kinds(left[0])
+        survivors = job.pids(*left)
+        told_before = job.wait(lambda: etcd.kinds(left[0]), "what was told so far")
         job.hosts.partition([cut_off], left)
         job.wait(lambda: etcd.master(left[0]) not in ("", old_master), "a new master")
         job.wait_for_world(2)
         assert job.pids(*left) == survivors, "the majority keeps its processes"
         assert job.runs[cut_off].finish().code == 3
         job.wait(lambda: not cut_off.workers(), "end of the workers that were cut off")
-        told = etcd.kinds(left[0])[len(told_before) :]
+        told = job.wait(lambda: etcd.kinds(left[0]), "what is told")[len(told_before) :]
         assert told.count("master-restored") == told.count("world") == 1
         assert told.count("node-lost") == 1
         assert "node-silent" not in told, "the journal says at once where the new master is"

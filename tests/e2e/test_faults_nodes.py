@@ -50,7 +50,9 @@ def test_a_spare_node_steps_in_and_the_job_is_scaled_down_and_up(tmp_path: Path)
             assert [e.details["node"] for e in job.events("node-standby", "node-active", after=mark)] == [
                 spare.details["node"]
             ]
-            assert len(third.workers()) == nodes - 1
+            job.wait(
+                lambda nodes=nodes: len(third.workers()) == nodes - 1, "just so many workers on the spare"
+            )
             assert job.pids(first) == keeps
 
         generation, lost = job.generation(), job.steps_lost()
@@ -105,7 +107,8 @@ def a_node_whose_check_fails_is_kept_out(job: Job, broken: Host) -> None:
     event = job.wait_for_event("node-cordoned")
     assert event.why.startswith("the node check says: the device cannot be used: libcudart.so")
     verdicts = [e.details["verdict"] for e in job.events("node-checked")]
-    assert verdicts == ["good", "good", "good", "faulty"]
+    assert len(verdicts) == 4
+    assert (verdicts.count("faulty"), verdicts[-1]) == (1, "faulty")
     (joined,) = [e for e in job.events("node-joined") if e.why.startswith(f"{broken.name} offers")]
     assert event.details["node"] == joined.details["node"]
     assert event.details["node"] not in {e.details["node"] for e in job.events("worker-started")}

@@ -73,7 +73,7 @@ def test_fault_tolerance_without_scaling(tmp_path: Path, jobs: list[HorovodRun])
 def test_all_ranks_fail(tmp_path: Path, jobs: list[HorovodRun]) -> None:
     job = HorovodRun(tmp_path, "--relaunch-errors", hosts="h1,h2", script=("--fail", "raise-always:0,1"))
     jobs.append(job)
-    done = job.finish(60)
+    done = job.finish(150)
     assert done.code == 1, done.text
     assert "2 ranks ended with the same error" in done.err
     assert "this script fails as told" in done.err
@@ -81,24 +81,24 @@ def test_all_ranks_fail(tmp_path: Path, jobs: list[HorovodRun]) -> None:
 
 
 def test_all_hosts_are_blacklisted(tmp_path: Path, jobs: list[HorovodRun]) -> None:
-    job = HorovodRun(tmp_path, "--nnodes", "1:2", "--timeout", "10s", *NEVER, hosts="h1,h2")
+    job = HorovodRun(tmp_path, "--nnodes", "1:2", "--timeout", "30s", *NEVER, hosts="h1,h2")
     jobs.append(job)
     job.wait_for_world(2)
     agents = [job.agent(host) for host in ("h1", "h2")]
     for agent in agents:
         agent.kill()
-    done = job.finish(60)
+    done = job.finish(150)
     assert done.code == 3, done.text
     assert "all hosts are blacklisted: h1 (its agent could not go on" in done.err
     assert not job.processes()
 
 
 def test_minimum_hosts_time_out(tmp_path: Path, jobs: list[HorovodRun]) -> None:
-    job = HorovodRun(tmp_path, "--nnodes", "2", "--timeout", "10s", *NEVER, hosts="h1,h2")
+    job = HorovodRun(tmp_path, "--nnodes", "2", "--timeout", "30s", *NEVER, hosts="h1,h2")
     jobs.append(job)
     job.wait_for_world(2)
     job.agent("h2").kill()
-    done = job.finish(60)
+    done = job.finish(150)
     assert done.code == 3, done.text
     assert not job.processes()
 
@@ -111,7 +111,7 @@ def test_reset_limit(tmp_path: Path, jobs: list[HorovodRun]) -> None:
     job.write_hosts("h1:1", "h2:1")
     job.wait_for_world(2)
     job.write_hosts("h1:1", "h2:1", "h3:1")
-    done = job.finish(60)
+    done = job.finish(150)
     assert done.code == 1, done.text
     assert "the world has changed more than 1 times (--reset-limit)" in done.err
 
@@ -165,11 +165,11 @@ def test_hosts_that_leave_below_the_minimum_do_not_hang_the_job(
     tmp_path: Path, jobs: list[HorovodRun]
 ) -> None:
     (tmp_path / "hosts").write_text("h1:1\nh2:1\n")
-    job = HorovodRun(tmp_path, "--nnodes", "2:4", "--timeout", "10s")
+    job = HorovodRun(tmp_path, "--nnodes", "2:4", "--timeout", "30s")
     jobs.append(job)
     job.wait_for_world(2)
     job.write_hosts("h1:1")
-    done = job.finish(60)
+    done = job.finish(150)
     assert done.code == 3, done.text
     assert not job.processes()
 

@@ -10,7 +10,7 @@ from stoker.cli.job_events import journalled
 from tests.e2e.etcd import running_etcd
 from tests.e2e.run_helpers import TOY, Finished, run
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 
 def driven(folder: Path, journal: str, *more: str) -> Finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_a_job_is_listed_scaled_and_stopped(job: Job) -> None:
         assert node["workers"][0]["straggler_score"] > 0
     advice = job.asked("advice")["advice"]
     assert (advice["nodes"], advice["nodes_now"], advice["applies"]) == (2, 2, False)
-    assert advice["why"] == "measuring: 0 of 4 windows at 2 nodes"
+    assert re.fullmatch("measuring: [0-3] of 4 windows at 2 nodes", advice["why"])  # one is 10 s
 
     assert job.command("scale", "1", "--wait", "60s").code == 0
     told = job.asked("status")
@@ -149,8 +150,11 @@ def test_a_job_is_listed_scaled_and_stopped(job: Job) -> None:
 
 def is_measured(job: Job) -> bool:
     """Whether the master knows what takes a few seconds to be known."""
-    with job.clients()[0] as client:
-        status, advice = client.status(), client.advice()
+    try:
+        with job.clients()[0] as client:
+            status, advice = client.status(), client.advice()
+    except MasterUnreachable:
+        return False
     scores = [worker.straggler_score for node in status.nodes for worker in node.workers]
     knows_uses = all(node.use is not None for node in status.nodes)
     return knows_uses and None not in scores and advice is not None and advice.nodes_now == 2

@@ -13,7 +13,7 @@ from stoker.wire.control import JobEvent
 from tests.e2e.faults import Job, job_over
 from tests.e2e.hosts import freeze, needs_hosts, thaw
 
-pytestmark = [pytest.mark.real, needs_hosts, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, needs_hosts, pytest.mark.timeout(800)]
 TRIES = 5
 """What two say may be read one after the other all the same; then each is checked alone."""
 LOCAL, REMOTE = 1, 2
@@ -28,13 +28,13 @@ def come_together(job: Job) -> JobEvent:
     job.start(second)
     agents = [psutil.Process(run.process.pid) for run in job.runs.values()]
     with contextlib.suppress(AssertionError):  # who was faster than this test has joined alone
-        job.wait(lambda: unread(agents[0].pid, job, LOCAL) == 2, "both agents' calls", 20)
+        job.wait(lambda: unread(agents[0].pid, job, LOCAL) == 2, "both agents' calls", 60)
         freeze(*agents)
         thaw(*first.masters())
-        job.wait(lambda: all(unread(agent.pid, job, REMOTE) == 1 for agent in agents), "the answers", 5)
+        job.wait(lambda: all(unread(agent.pid, job, REMOTE) == 1 for agent in agents), "the answers", 30)
         freeze(*first.masters())
         thaw(*agents)
-        job.wait(lambda: unread(agents[0].pid, job, LOCAL) == 2, "what both say of themselves", 5)
+        job.wait(lambda: unread(agents[0].pid, job, LOCAL) == 2, "what both say of themselves", 30)
     thaw(*agents, *first.masters())
     return job.wait_for_event("node-check")
 
@@ -56,7 +56,7 @@ def test_two_nodes_that_come_together_pass_as_a_pair(tmp_path: Path) -> None:
     for number in range(TRIES):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with job_over(folder, 2, "2", "--node-check", timeout="60s") as job:
+        with job_over(folder, 2, "2", "--node-check", timeout="120s") as job:
             checked = come_together(job)
             is_pair = checked.why.count("node-") == 2
             job.wait_for_world(2)

@@ -42,8 +42,10 @@ print("generation", context.generation)
 """
 
 
-HERE = ("--nproc-per-node", "2")
+HERE = ("--nproc-per-node", "2", "--timeout", "10s")
 OVER_HOSTS = (
+    "--timeout",
+    "30s",  # half of it is what a host's agent has to join
     "--hosts",
     "h1,h2",
     "--nnodes",
@@ -63,12 +65,12 @@ def test_a_run_whose_console_takes_nothing_trains_on_to_its_end(
     (tmp_path / "loud.py").write_text(LOUD)
     reading, writing = os.pipe()
     command = subprocess.Popen(
-        [sys.executable, "-m", "stoker.cli.main", "run", "--no-cache", *where, "--timeout", "10s", "loud.py"],
+        [sys.executable, "-m", "stoker.cli.main", "run", "--no-cache", *where, "loud.py"],
         cwd=tmp_path, env=own_environment(tmp_path), stdout=writing, stderr=writing,
     )  # fmt: skip
     os.close(writing)
     try:
-        code = command.wait(100)
+        code = command.wait(200)
     finally:
         command.kill()
         command.wait()

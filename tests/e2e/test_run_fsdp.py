@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.faults import kill_at_once
 from tests.e2e.run_helpers import SCRIPTS, Stoker, free_port, kill_all, ledger, run, said, wait_for
 from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
@@ -67,7 +68,7 @@ def test_pieces_of_batches_steps_taken_back_and_a_warm_up_with_shares_that_diffe
 def test_all_workers_of_a_node_end_at_once_and_no_step_is_lost(tmp_path: Path) -> None:
     """Two nodes of two: each part has its second copy with the other node."""
     flags = ("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
-             "--no-cache", "--audit", TOY, "--step-s", "0.5")  # fmt: skip
+             "--no-cache", "--audit", TOY, "--step-s", "0.5", "--first-step-s", "3")  # fmt: skip
     first = Stoker(tmp_path, *flags)
     wait_for(lambda: ledger(tmp_path, "world"), START_S, why="world of one node")
     other = tmp_path / "other"
@@ -148,8 +149,7 @@ def test_neighbours_that_end_at_once_cost_the_steps_since_the_checkpoint(tmp_pat
     job = Stoker(tmp_path, "run", "--nproc-per-node", "3", "--audit", "--checkpoint-dir", "ckpt",
                  "--checkpoint-every", "5", TOY, "--step-s", "0.5")  # fmt: skip
     wait_for(lambda: any(e["step"] >= 8 for e in ledger(tmp_path, "commit")), START_S, why="commits")
-    for worker in job.workers()[:2]:
-        worker.kill()
+    kill_at_once(*job.workers()[:2])
     done = job.finish(START_S)
     assert done.code == 0, done.text
     assert "records missed 0, repeated 0" in done.err

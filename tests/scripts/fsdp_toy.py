@@ -15,6 +15,9 @@ import stoker
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--step-s", type=float, default=0.02)
+parser.add_argument(
+    "--first-step-s", type=float, default=0.0, help="of the first world, which waits for others"
+)
 parser.add_argument("--uses", action="store_true", help="warm-up, micro-batches, restore, sync")
 parser.add_argument("--fail-at", default="", help="RANK:COMMIT:WHERE in the first generation")
 options = parser.parse_args()
@@ -94,7 +97,7 @@ def main():
                     state.sync(source=1)
                     assert model.mark.tolist() == [1, 1, 1]
                 fail(ctx, state.commits, "commit")
-                time.sleep(options.step_s)
+                time.sleep((ctx.generation == 1 and options.first_step_s) or options.step_s)
                 state.commit()
             state.epoch += 1
         weights = {name: p.full_tensor().tolist() for name, p in model.named_parameters()}

@@ -20,6 +20,9 @@ parser.add_argument("--fail", default="", help="HOW:RANK,… at step 12: raise, 
 parser.add_argument("--commit-every", type=int, default=5)
 parser.add_argument("--step-s", type=float, default=0.03)
 parser.add_argument("--epochs", type=int, default=0, help="0: until there is a file `stop`")
+parser.add_argument(
+    "--begin-with", type=int, default=1, help="ranks that are waited for before the first step"
+)
 options = parser.parse_args()
 RECORDS, BATCH = 120, 4
 
@@ -51,6 +54,15 @@ def fail(batches):
     raise ValueError("this script fails as told")
 
 
+def wait_for_neighbours():
+    """The others that were started with this one: who of them takes longer would come to a world of its own."""
+    here = Path(f"here-{os.getppid()}")
+    here.mkdir(exist_ok=True)
+    (here / os.environ["LOCAL_RANK"]).touch()
+    while len(list(here.iterdir())) < int(os.environ["LOCAL_WORLD_SIZE"]):
+        time.sleep(0.01)
+
+
 def main():
     hvd.init()
     torch.set_num_threads(1)
@@ -70,6 +82,9 @@ def main():
 
     @hvd.elastic.run
     def train(state):
+        while state.batches == 0 and hvd.size() < options.begin_with:
+            state.commit()  # until others come
+            time.sleep(0.05)
         assert_whole(state)
         world = {"pid": os.getpid(), "rank": hvd.rank(), "size": hvd.size(), "batches": state.batches,
                  "left": len(sampler.remaining_indices), "seen": len(set(state.seen)), "sizes": sizes}  # fmt: skip
@@ -103,6 +118,7 @@ def main():
         model=model, optimizer=optimizer, sampler=sampler, epoch=0, batches=0, seen=[]
     )
     state.register_reset_callbacks([on_reset])
+    wait_for_neighbours()
     train(state)
     assert_whole(state)
     weights = hvd.allgather(model.weight.detach()).flatten().tolist()
