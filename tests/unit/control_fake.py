@@ -179,12 +179,12 @@ class Served:
                 ready.set()
 
         self.loop.call_soon_threadsafe(run)
-        assert ready.wait(10)
+        assert ready.wait(60)
         return done[0]
 
     def start(self) -> None:
         self._thread.start()
-        for _ in range(1000):
+        for _ in range(12_000):
             if self.port:
                 return
             threading.Event().wait(0.005)
@@ -194,7 +194,7 @@ class Served:
         """End the server as a killed process would: all connections break."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(10)
+            self._thread.join(60)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -109,7 +109,7 @@ async def asking() -> AsyncGenerator[Peers, None]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110  it is told by nobody
             await asyncio.sleep(0.01)
 
@@ -308,7 +308,7 @@ def test_a_folder_tells_of_another_server_that_writes_the_same_file(tmp_path: Pa
             for writers, last in zip(steps, ("other", "other", "one", "other"), strict=True):
                 for writer in writers:
                     await writer.announce(replace(ME, instance="one" if writer is one else "other"))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     assert [found.instance for found in await anext(seen)] == [last]
         await one.leave()
         await other.leave()

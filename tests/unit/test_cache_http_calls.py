@@ -128,15 +128,19 @@ def test_connections_that_nobody_wants_any_more_are_ended(monkeypatch: pytest.Mo
 
 
 def test_nothing_is_kept_once_it_is_closed() -> None:
+    is_asked, goes_on = asyncio.Event(), asyncio.Event()
+
     async def story(server: Server, calls: HttpCalls) -> None:
         asked = asyncio.ensure_future(calls.call(GET))
-        await asyncio.sleep(0.05)
+        await is_asked.wait()
         calls.close()
+        goes_on.set()
         assert (await asked).status == 200
         await asyncio.wait_for(server.closed.get(), 20)
 
     async def late(_: Server, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.2)
+        is_asked.set()
+        await goes_on.wait()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     run(late, story)

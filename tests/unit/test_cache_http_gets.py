@@ -217,6 +217,7 @@ def test_silence_has_an_end_and_idle_connections_as_well(monkeypatch: pytest.Mon
     async def story(server: Server, gets: HttpGets) -> None:
         with pytest.raises(OriginError, match="silent"):
             await body(gets)
+        monkeypatch.setattr(http_gets, "SILENCE_S", 60.0)
         assert await body(gets) == [b"1234567890"]
         while server.closed < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -276,11 +277,14 @@ def test_a_kept_connection_that_was_lost_is_given_up_with_those_that_went_the_sa
     """Each of them would cost as long again."""
     monkeypatch.setattr(http_gets, "_LOST_S", 0.1)
     kept: list[asyncio.StreamWriter] = []
+    are_all_there = asyncio.Event()
 
     async def say(number: int, writer: asyncio.StreamWriter) -> None:
         if number <= 4:
             kept.append(writer)
-            await asyncio.sleep(0.05)
+            if number == 4:
+                are_all_there.set()
+            await are_all_there.wait()
         elif writer in kept:
             await asyncio.sleep(0.3)
             writer.close()

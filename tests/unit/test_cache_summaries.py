@@ -341,7 +341,7 @@ def test_rounds_come_by_themselves_and_soon_after_the_fleet_changed(tmp_path: Pa
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

@@ -102,7 +102,7 @@ def test_pages_are_listed_side_by_side() -> None:
                 together = max(together, inside)
                 news.notify_all()
                 if self.asked.total() > 100:  # there are enough parts by now
-                    news.wait_for(lambda: together == listing.JOBS, 10)
+                    news.wait_for(lambda: together == listing.JOBS, 60)
             try:
                 return super().ask(prefix, after, limit)
             finally:

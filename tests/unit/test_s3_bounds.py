@@ -195,7 +195,7 @@ def test_uploads_that_nobody_ends_are_given_up(tmp_path: Path) -> None:
         assert await cleaning.clean() == 0
         world.clock.at += 120
         cleaning.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await origin.list_uploads():  # noqa: ASYNC110  it is told by nobody
                 await asyncio.sleep(0.01)
         await cleaning.stop()

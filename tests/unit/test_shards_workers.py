@@ -48,7 +48,7 @@ class Hub:
             self._asked[worker, number] = decode_call(body)
             self.take(self.core.call(worker, number, self._asked[worker, number], self.now))
             while (worker, number) not in self._answers:
-                assert self._changed.wait(20), "nobody answers"
+                assert self._changed.wait(60), "nobody answers"
             del self._asked[worker, number]
             return self._answers.pop((worker, number))
 
@@ -203,7 +203,7 @@ def test_an_interrupted_wait_leaves_no_lease_behind(answered: bool) -> None:
     thread = threading.Thread(target=wait)
     waiter.append(thread)
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(60)
     if answered:
         with caller._changed:
             interrupt.set()
@@ -211,7 +211,7 @@ def test_an_interrupted_wait_leaves_no_lease_behind(answered: bool) -> None:
     else:
         interrupt.set()
         source.status()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     if not answered:
         held.give_back()

@@ -44,7 +44,7 @@ class Agent:
         return reader, writer
 
     async def until(self, what: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not what():  # noqa: ASYNC110 - the other end is heard in between
                 await asyncio.sleep(0.005)
 
