@@ -303,6 +303,9 @@ def test_where_rank_0s_node_is_lost_another_writes_the_snapshots() -> None:
     player.play("tick after=21")
     assert player.machine.phase == "ended"
     assert saving() == ["b"]
+    too_late = player.machine.step(NodeJoined(Join("z", "none", "h", "127.0.0.1", 1)), player.now)
+    refused = next(effect for effect in too_late if isinstance(effect, Refuse))
+    assert refused.outcome == player.machine.state.outcome is not None, "it is told how it ended"
 
 
 def test_who_was_to_write_at_the_end_is_not_relieved_by_others() -> None:

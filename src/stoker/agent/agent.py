@@ -122,6 +122,11 @@ class Agent:
                     log.info("the training has ended; waiting for %s", still)
                 elif refused is None:
                     log.warning("lost the master; the workers go on, looking for it")
+                elif self.core.was_taken and refused.outcome is not None:
+                    log.warning(
+                        "the job has ended while this node did not reach its master: %s", refused.outcome.why
+                    )
+                    return refused.outcome
                 elif not self.core.was_taken:
                     raise WireError(f"the master refuses this node: {refused.why}")
                 elif refused.is_stranger:

@@ -142,6 +142,8 @@ class Refuse:
     why: str
     is_stranger: bool = False
     """This master never took it: it may belong to another job."""
+    outcome: Outcome | None = None
+    """How the job has ended to which it comes too late."""
 
 
 @dataclass(frozen=True)

@@ -230,8 +230,8 @@ class Master:
                 self._send(node, directive)
             case Tell(node, message):
                 self._send(node, message)
-            case Refuse(node, why, is_stranger):
-                self._send(node, Refused(why, is_stranger))
+            case Refuse(node, why, is_stranger, outcome):
+                self._send(node, Refused(why, is_stranger, outcome))
                 writer = self._streams.get(node)
                 if writer is not None:
                     writer.close()

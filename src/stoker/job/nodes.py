@@ -36,7 +36,8 @@ class Presence:
         why = self._refusal(join)
         if why:
             is_stranger = join.protocol != PROTOCOL or join.job != state.config.job
-            state.effects.append(Refuse(join.node, why, is_stranger))
+            outcome = None if is_stranger else state.outcome
+            state.effects.append(Refuse(join.node, why, is_stranger, outcome))
             state.record("node-refused", why, node=join.node)
             if not is_stranger:
                 self._note_generation(join, (state.generations.number, join.world), now)

@@ -236,6 +236,8 @@ class Refused(Message, frozen=True, tag="refused"):
     why: str
     is_stranger: bool = False
     """It is not this node's master, and never was: the node's own may come back."""
+    outcome: Outcome | None = None
+    """It comes after the end of the job: how that was, for a node that was away then."""
 
 
 class Hello(Message, frozen=True, tag="hello"):
