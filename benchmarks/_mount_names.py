@@ -41,7 +41,7 @@ def opens(folder: Path, *, quick: bool) -> dict[str, object]:
     for number in range(SMALL_FILES):
         (data / f"{number}").write_bytes(os.urandom(SMALL_BYTES))
     figures: dict[str, object] = {}
-    for kind, flags in (("", ()), (" --small-files", ("--small-files",))):
+    for kind, flags in (("", ()), (" --no-small-files", ("--no-small-files",))):
         mounted = folder / f"mount{len(flags)}"
         with stoker_mount(str(data), mounted, "--cache-dir", str(folder / "cache"), *flags) as mount:
             figures |= _opens(mount, data, f"100 KiB files{kind}", rounds)

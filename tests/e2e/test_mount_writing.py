@@ -72,6 +72,33 @@ def test_the_origin_has_a_file_when_it_is_closed(mount: Mount, origin: Path) -> 
     wait_for((origin / "0").exists, WAIT_S, "the empty one, which gets nothing more once nobody has it open")
 
 
+def grown(folder: str) -> list[bool]:
+    """A small file that is open while another, large one takes its place, and is opened again: who has it open reads
+    on, and so do others."""
+    path = f"{folder}/in/old"
+    before = os.open(path, os.O_RDONLY)
+    seen = [os.pread(before, 100, 0) == b"as it was"]
+    data = random.Random(3).randbytes(3_000_000)
+    with open(path, "wb") as file:
+        file.write(data)
+    for _ in range(2):
+        with open(path, "rb") as file:
+            seen.append(file.read() == data)
+        seen.append(os.pread(before, 2_000_000, 1_000_000) == data[1_000_000:])
+        # From then on the kernel could read it itself.
+        until = time.monotonic() + WAIT_S
+        while int(os.getxattr(path, "user.stoker.held_bytes")) < len(data) and time.monotonic() < until:
+            time.sleep(0.05)
+    os.close(before)
+    with open(path, "rb") as file:
+        seen.append(file.read() == data)
+    return seen
+
+
+def test_a_small_file_that_is_open_may_become_a_large_one(mount: Mount) -> None:
+    assert mount.call(grown, str(mount.folder)) == [True] * 6
+
+
 def changed(folder: str, origin: str) -> dict[str, Any]:
     """What one does to files, and how it goes."""
     old, there = f"{folder}/in/old", Path(origin, "in/old")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stoker._native import PlainFiles
 from stoker.cache.mount.core import MountCore
 from stoker.cache.mount.daemon import Daemon
 from stoker.cache.mount.questions import Question
@@ -43,9 +44,12 @@ class DaemonAtWork:
         _KEPT.extend((self._kernel, self._device))
         self._kernel.settimeout(WAIT_S)
         self._unique = 0
-        self.core = MountCore(settings)
+        plain = PlainFiles()
+        self.core = MountCore(settings, plain)
         finding: Any = FakeFinding(answer)
-        self.daemon = Daemon(self._device.fileno(), NUMBER, self.core, finding, StateLog(folder / "state"))
+        self.daemon = Daemon(
+            self._device.fileno(), NUMBER, self.core, finding, StateLog(folder / "state"), plain=plain
+        )
         threading.Thread(target=self.daemon.run, args=(lambda: None,), daemon=True).start()
         code, _ = self.said(self.asks(init()))
         assert not code

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from stoker._native import PlainFiles
 from stoker.cache.mount import answers, device
 from stoker.cache.mount.daemon import Daemon
 from stoker.cache.mount.questions import Effect
@@ -124,7 +125,7 @@ def take_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Takes:
         for record in log:
             state_log.append(packed(record))
         with open(tmp_path / "said", "w+b") as said:
-            daemon = Daemon(said.fileno(), "0:1", core, finding, state_log)
+            daemon = Daemon(said.fileno(), "0:1", core, finding, state_log, plain=PlainFiles())
             assert not list(daemon._left())
             daemon._take_again(memoryview(last))
             said.seek(0)

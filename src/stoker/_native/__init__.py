@@ -1,8 +1,9 @@
 """The native part of the cache server, in C++: what it holds (`Index`), the front that answers hits (`Front`), what
-writes blocks (`Writer`), and when what is read is read next (`Reads`); for its readers, files as memory (`Mapping`).
+writes blocks (`Writer`), and when what is read is read next (`Reads`); for its readers, files as memory (`Mapping`),
+and the requests of mounts (`read_request`).
 
-`index.h`, `front.h` and `reads.h` say what each does. What does not belong here: decisions, origins, anything that is
-not done for every request.
+`index.h`, `front.h`, `reads.h` and `device.h` say what each does. What does not belong here: decisions, origins,
+anything that is not done for every request.
 """
 
 from stoker._native._core import (
@@ -18,6 +19,7 @@ from stoker._native._core import (
     Mapping,
     Name,
     Piece,
+    PlainFiles,
     Reads,
     Survey,
     TlsContext,
@@ -25,6 +27,7 @@ from stoker._native._core import (
     crc32c,
     next_reads,
     next_reads_of,
+    read_request,
 )
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "Mapping",
     "Name",
     "Piece",
+    "PlainFiles",
     "Reads",
     "Survey",
     "TlsContext",
@@ -47,4 +51,5 @@ __all__ = [
     "crc32c",
     "next_reads",
     "next_reads_of",
+    "read_request",
 ]

@@ -401,6 +401,20 @@ class Mapping:
     def __init__(self, fd: int, size_bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class PlainFiles:
+    """Numbers of files that can be opened to be read without a decision. Of any thread."""
+
+    def __init__(self) -> None: ...
+    def add(self, node: int, /) -> None: ...
+    def discard(self, node: int, /) -> None: ...
+    def __contains__(self, node: object, /) -> bool: ...
+
+def read_request(device: int, buffer: memoryview, attributes: bytes, plain: PlainFiles) -> int:
+    """The next request of a FUSE device that needs a decision: how many bytes of it are in the buffer. Others are
+    answered on the way: plain files are opened as number 0, and that is closed; IOCTL is refused (ENOTTY), and so
+    (ENODATA) are extended attributes whose names do not begin with `attributes`; where that is empty, those are handed
+    on. Raises OSError, as reading does."""
+
 _Asked = tuple[str, bytes, dict[bytes, bytes], bytes, int, bool, int, str, str]
 _Body = tuple[bytes, bool]
 _Wanted = tuple[int, int, bytes]

@@ -10,6 +10,7 @@ namespace py = pybind11;
 using namespace stoker;
 using release = py::call_guard<py::gil_scoped_release>;
 
+void bind_device(py::module_& module);
 void bind_index(py::module_& module);
 void bind_front(py::module_& module);
 void bind_mapping(py::module_& module);

@@ -14,7 +14,7 @@ from stoker.cache.mount.files import Files
 from stoker.cache.mount.folders import Folders
 from stoker.cache.mount.moving import Moving
 from stoker.cache.mount.names import KNOWN_S, Names
-from stoker.cache.mount.nodes import Node
+from stoker.cache.mount.nodes import Node, PlainFiles
 from stoker.cache.mount.putting import Putting
 from stoker.cache.mount.questions import (
     Agreed,
@@ -69,16 +69,18 @@ _WANTED = (
     Init.ASYNC_READ | Init.BIG_WRITES | Init.DO_READDIRPLUS | Init.READDIRPLUS_AUTO | Init.PARALLEL_DIROPS
     | Init.MAX_PAGES | Init.INIT_EXT | Init.HAS_RESEND
 )  # fmt: skip
-_VERSION, _HELD = b"user.stoker.version", b"user.stoker.held_bytes"
+_ATTRIBUTES = b"user.stoker."
+_VERSION, _HELD = _ATTRIBUTES + b"version", _ATTRIBUTES + b"held_bytes"
 _QUIET = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
 """Which have no answer."""
 
 
 class MountCore:
-    """Decides for one mount. `restore` before all else where a daemon before left something."""
+    """Decides for one mount. `restore` before all else where a daemon before left something. `plain`: where it says of
+    which files whoever reads requests may open them as number 0, and close that, in its place."""
 
-    def __init__(self, settings: MountSettings) -> None:
-        self.state = MountState(settings)
+    def __init__(self, settings: MountSettings, plain: PlainFiles | None = None) -> None:
+        self.state = MountState(settings, plain)
         self._names = Names(self.state)
         self._folders = Folders(self.state)
         self._putting = Putting(self.state)
@@ -96,7 +98,8 @@ class MountCore:
         for record in records:
             match record:
                 case Began(number, flags, started_ns):
-                    self._number, state.flags, state.started_ns = number, flags, started_ns
+                    self._number, state.started_ns = number, started_ns
+                    state.agree(flags)
                 case FileStaged():
                     ended = None if record.node else state.staged.get(record.stage)
                     if (staged := state.staged.restore(record)) is not None:
@@ -113,6 +116,8 @@ class MountCore:
                     if of_node is not None:
                         of_node.before = None
                         state.is_written(of_node)
+        for node in state.nodes:
+            state.nodes.mark(node)
 
     def end(self, now: float) -> list[Effect]:
         """It is unmounted: what was written is put."""
@@ -142,6 +147,12 @@ class MountCore:
     def is_agreed(self) -> bool:
         """Whether the kernel has had its answer to INIT, which is asked once."""
         return bool(self.state.flags)
+
+    @property
+    def attributes(self) -> bytes:
+        """How the names of all extended attributes begin that a file can have; empty: the kernel is to be told that
+        there are none."""
+        return _ATTRIBUTES if self.state.settings.has_xattrs else b""
 
     def facts(self) -> dict[str, object]:
         """For who looks after the mount."""
@@ -268,7 +279,7 @@ class MountCore:
         wanted |= Init.ATOMIC_O_TRUNC | Init.HANDLE_KILLPRIV_V2 if state.settings.is_writable else Init(0)
         if not (wanted & asked.flags & Init.PASSTHROUGH or state.settings.is_writable):
             wanted |= Init.NO_OPEN_SUPPORT
-        state.flags = int(wanted) & asked.flags
+        state.agree(int(wanted) & asked.flags)
         body = answers.init(
             asked, wanted, write_bytes_max=state.settings.read_bytes_max, readahead_bytes=READAHEAD_BYTES,
             background_max=BACKGROUND_MAX,

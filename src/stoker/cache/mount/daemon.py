@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 
+from stoker._native import PlainFiles, read_request
 from stoker.cache.mount import answers, device
 from stoker.cache.mount.core import MountCore
 from stoker.cache.mount.finding import Finding
@@ -58,8 +59,9 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV})
 
 class Daemon:
     """Answers the mount of this number (MAJOR:MINOR) whose requests come from `fd`, until it is unmounted. A request
-    that several daemons before read and did not live to answer fails, instead of ending this one as well.
-    `follows_reload`: the one before was told to end, which no request is to blame for."""
+    that several daemons before read and did not live to answer fails, instead of ending this one as well. `plain`:
+    where the core says which files are opened without it. `follows_reload`: the one before was told to end, which no
+    request is to blame for."""
 
     def __init__(
         self,
@@ -69,9 +71,11 @@ class Daemon:
         finding: Finding,
         state_log: StateLog,
         *,
+        plain: PlainFiles,
         follows_reload: bool = False,
     ) -> None:
         self._fd = fd
+        self._plain = plain
         self._number = number
         self._core = core
         self._finding = finding
@@ -103,7 +107,7 @@ class Daemon:
         os.set_blocking(self._fd, True)
         while True:
             try:
-                size_bytes = os.readv(self._fd, [buffer])
+                size_bytes = self._read(view)
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     self._finish()
@@ -112,6 +116,13 @@ class Daemon:
                     continue  # it was called off before it was read
                 raise
             self._take(view[:size_bytes])
+
+    def _read(self, buffer: memoryview) -> int:
+        """The next request that needs a decision. The others are answered on the way; not where each is to be written
+        down first."""
+        if self._core.state.flags & IS_SENT_AGAIN:
+            return read_request(self._fd, buffer, self._core.attributes, self._plain)
+        return os.readv(self._fd, [buffer])
 
     def _finish(self) -> None:
         """It is unmounted: what was written goes to the origin, and nobody waits for longer than that may take."""

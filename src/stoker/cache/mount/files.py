@@ -24,6 +24,8 @@ from stoker.cache.mount.writing import WritingFiles
 
 ACCESS_MODE, TRUNCATE = 0o3, 0o1000
 """In the flags of OPEN: not only to read; what was there goes."""
+PLAIN = 0
+"""The number of what is open without a number of its own."""
 _FAILING_S = 1.0
 """What the kernel has tried ahead in vain it asks for again when it is read: who reads waits only once."""
 _IN_A_ROW = 2
@@ -52,6 +54,8 @@ class Files:
             if not state.settings.is_writable:
                 return [refused(unique, errno.EROFS)]
             return self._writing.open(header, node, truncates=bool(flags & TRUNCATE), now=now)
+        if node.number in state.nodes.plain:
+            return [_open_answer(unique, PLAIN, 0)]
         again = state.handles.opened_by(unique)
         if again is not None:
             handle, opened = again
@@ -103,11 +107,8 @@ class Files:
 
         question = Read(node.path, node.version, asked.offset, stop)
         effects = state.waiting.ask(unique, question, then, now)
-        if opened is None and state.is_without_opens:
-            opened = self._followed_node(node)
-        if opened is not None:
-            effects += self._follow(node, opened, asked.offset, stop, now)
-        return effects
+        followed = self._followed_node(node) if opened is None else opened
+        return effects + self._follow(node, followed, asked.offset, stop, now)
 
     def backed(self, question: Back, backing_id: int) -> list[Effect]:
         """The kernel has a number for that file, which those who waited for it have used, or have not."""
@@ -116,6 +117,8 @@ class Files:
 
     def close(self, unique: int, handle: int, now: float) -> list[Effect]:
         """Nobody has it open under this number any more."""
+        if handle == PLAIN:
+            return [done(unique)]
         state = self._state
         backing_id = state.handles.close(handle)
         effects: list[Effect] = [Remember(packed(Closed(handle))), done(unique)]
@@ -126,7 +129,7 @@ class Files:
 
     def _may_be_backed(self, node: Node) -> bool:
         state = self._state
-        is_agreed = bool(state.flags & Init.PASSTHROUGH) and node.is_settled
+        is_agreed = bool(state.flags & Init.PASSTHROUGH) and node.is_settled and not node.was_plain
         return is_agreed and node.size_bytes > state.settings.packed_bytes_max
 
     def _opened(self, unique: int, node: Node, backing_id: int) -> list[Effect]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import xxhash
 
@@ -19,6 +19,14 @@ from stoker.cache.mount.requests import ROOT
 
 _NUMBERS = (1 << 63) - 1
 _LOOKED_THROUGH = 64
+
+
+class PlainFiles(Protocol):
+    """Numbers of files that can be opened to be read without a decision: whatever opens them may look here."""
+
+    def add(self, number: int, /) -> None: ...
+    def discard(self, number: int, /) -> None: ...
+    def __contains__(self, number: object, /) -> bool: ...
 
 
 class FailedRead(NamedTuple):
@@ -32,7 +40,8 @@ class FailedRead(NamedTuple):
 
 class Node:
     """One that the kernel knows. `kind`: empty, or which of the special files it is. `is_settled`: nobody writes it.
-    `listed_at`: since when the kernel keeps what is in a folder. `failed`: what of it could not be had."""
+    `was_plain`: it may be open without anybody having written that down. `listed_at`: since when the kernel keeps what
+    is in a folder. `failed`: what of it could not be had."""
 
     __slots__ = (
         "failed",
@@ -46,6 +55,7 @@ class Node:
         "path",
         "size_bytes",
         "version",
+        "was_plain",
     )
 
     def __init__(
@@ -68,6 +78,7 @@ class Node:
         self.kind = kind
         self.lookups = 0
         self.is_settled = True
+        self.was_plain = False
         self.listed_at = float("-inf")
         self.failed: FailedRead | None = None
 
@@ -75,15 +86,20 @@ class Node:
         """For the next daemon."""
         return NodeNamed(
             self.number, self.path, self.is_folder, self.size_bytes, self.version, self.modified_ns,
-            self.lookups, self.kind,
+            self.lookups, self.kind, self.was_plain,
         )  # fmt: skip
 
 
 class NodeTable:
-    """The nodes that the kernel has not forgotten, those first that are known longest; and the root."""
+    """The nodes that the kernel has not forgotten, those first that are known longest; and the root. `plain`: those of
+    them that are files of at most `plain_bytes_max`, which are always read by requests, and that nobody writes; none
+    if not `has_plain`."""
 
-    def __init__(self, count_max: int) -> None:
+    def __init__(self, count_max: int, plain_bytes_max: int = 0, plain: PlainFiles | None = None) -> None:
         self._count_max = count_max
+        self._plain_bytes_max = plain_bytes_max
+        self.plain: PlainFiles = set() if plain is None else plain
+        self.has_plain = True
         self._added = 0
         self._nodes = OrderedDict({ROOT: Node(ROOT, "", is_folder=True)})
 
@@ -134,6 +150,7 @@ class NodeTable:
                 number, path, is_folder=is_folder, size_bytes=size_bytes, version=version,
                 modified_ns=modified_ns, kind=kind,
             )  # fmt: skip
+            self.mark(node)
         node.lookups += 1
         return node, is_new
 
@@ -144,7 +161,18 @@ class NodeTable:
             return
         node.lookups -= lookups
         if node.lookups <= 0:
+            self.plain.discard(number)
             del self._nodes[number]
+
+    def mark(self, node: Node) -> None:
+        """It is new, or otherwise than it was: whether it can be opened without a decision. Once it could, somebody may
+        have it open of whom nobody knows."""
+        is_large = node.size_bytes > self._plain_bytes_max
+        if node.is_folder or node.kind or not node.is_settled or is_large or not self.has_plain:
+            self.plain.discard(node.number)
+        else:
+            node.was_plain = True
+            self.plain.add(node.number)
 
     def superfluous(self) -> list[Node]:
         """Some of those that have been known longest, where there are too many: the kernel is to be asked to forget
@@ -173,7 +201,7 @@ class NodeTable:
                 record.node, record.path, is_folder=record.is_folder, size_bytes=record.size_bytes,
                 version=record.version, modified_ns=record.modified_ns, kind=record.kind,
             )  # fmt: skip
-            node.lookups = record.lookups
+            node.lookups, node.was_plain = record.lookups, record.was_plain
             self._nodes[record.node] = node
         elif isinstance(record, LookedUp):
             for number in record.nodes:

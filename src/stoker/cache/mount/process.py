@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker._native import PlainFiles
 from stoker.cache.client.fleet import open_client
 from stoker.cache.mount import device
 from stoker.cache.mount.child import EXIT_HOLDER_GONE, EXIT_STATE_GONE, READY, DaemonConfig
@@ -41,12 +42,14 @@ def main() -> int:
         state_log = StateLog(Path(config.state_path))
         if state_log.is_gone(is_first=config.is_first):
             return EXIT_STATE_GONE
-        core = MountCore(settings)
+        plain = PlainFiles()
+        core = MountCore(settings, plain)
         staging = Staging(Path(config.staging_path))
         finding = Finding(source, staging, config.fd, settings.timeout_s, behind)
         daemon = Daemon(
-            config.fd, config.number, core, finding, state_log, follows_reload=config.follows_reload
-        )
+            config.fd, config.number, core, finding, state_log,
+            plain=plain, follows_reload=config.follows_reload,
+        )  # fmt: skip
         daemon.run(_ready)
     except StokerError as error:
         log.error("%s", error)

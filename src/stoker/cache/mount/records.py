@@ -26,7 +26,8 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
 
 
 class NodeNamed(msgspec.Struct, frozen=True, array_like=True, tag="node"):
-    """The kernel is told of a node, and has looked it up so often."""
+    """The kernel is told of a node, and has looked it up so often. `was_plain`: it may be open without anybody having
+    written that down."""
 
     node: int
     path: str
@@ -36,6 +37,7 @@ class NodeNamed(msgspec.Struct, frozen=True, array_like=True, tag="node"):
     modified_ns: int
     lookups: int
     kind: str = ""
+    was_plain: bool = False
 
 
 class LookedUp(msgspec.Struct, frozen=True, array_like=True, tag="again"):

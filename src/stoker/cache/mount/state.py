@@ -12,7 +12,7 @@ from stoker.cache.mount import answers
 from stoker.cache.mount.answers import Attr
 from stoker.cache.mount.handles import Handles
 from stoker.cache.mount.known import Known
-from stoker.cache.mount.nodes import Node, NodeTable
+from stoker.cache.mount.nodes import Node, NodeTable, PlainFiles
 from stoker.cache.mount.questions import Effect, Find, Remember, Reply, Tell
 from stoker.cache.mount.records import LookedUp, NodeNamed, Record, packed
 from stoker.cache.mount.requests import Init
@@ -53,9 +53,9 @@ class MountSettings:
 class MountState:
     """Settings, tables, and what they say to the kernel. `started_ns`: when the mount was made."""
 
-    def __init__(self, settings: MountSettings) -> None:
+    def __init__(self, settings: MountSettings, plain: PlainFiles | None = None) -> None:
         self.settings = settings
-        self.nodes = NodeTable(settings.nodes_max)
+        self.nodes = NodeTable(settings.nodes_max, settings.packed_bytes_max, plain)
         self.handles = Handles()
         self.known = Known(settings.ttl_s, settings.absent_ttl_s, settings.known_max)
         self.waiting = Waiting(settings.timeout_s)
@@ -65,6 +65,11 @@ class MountState:
         self.started_ns = 0
         self.wall_offset_ns = 0
         self.flags = 0
+
+    def agree(self, flags: int) -> None:
+        """The kernel has had its answer to INIT."""
+        self.flags = flags
+        self.nodes.has_plain = not self.is_without_opens
 
     @property
     def is_without_opens(self) -> bool:
@@ -80,6 +85,7 @@ class MountState:
         if staged.before is None:
             staged.before = node.size_bytes, node.modified_ns
         node.is_settled, node.size_bytes = False, staged.size_bytes
+        self.nodes.mark(node)
 
     def named(self, node: Node) -> NodeNamed:
         """For the next daemon: as it is if what is being written comes to nothing."""
@@ -97,6 +103,7 @@ class MountState:
         node.is_settled = True
         if not staged.is_put and staged.before is not None:
             node.size_bytes, node.modified_ns = staged.before
+        self.nodes.mark(node)
 
     def attr(self, node: Node) -> Attr:
         """What `stat` tells of a node."""
