@@ -382,3 +382,32 @@ def test_two_mounts_see_what_is_whole(tmp_path: Path, origin: Path) -> None:
             str(origin / "halves"), "-"
         )
         ours.daemon().resume()
+
+
+def in_the_middle(folder: str) -> None:
+    """Writes: to a file that is there, one that is not, and one that is synced; another one is whole. Until told."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    fds = [os.open(f"{folder}/in/{name}", flags) for name in ("old", "new", "synced")]
+    for fd in fds:
+        os.write(fd, b"half of it")
+    os.fsync(fds[-1])
+    Path(folder, "in/whole").write_bytes(b"all of it")
+    print("written", flush=True)
+    sys.stdin.readline()
+
+
+def test_who_is_in_the_middle_when_a_mount_is_forced_away_has_written_nothing(
+    mount: Mount, origin: Path
+) -> None:
+    with mount.look(in_the_middle, str(mount.folder)) as writer:
+        assert writer.line() == "written"
+        subprocess.run(["umount", "-f", str(mount.folder)], check=False, capture_output=True)
+        mount.holder.wait(WAIT_S)
+        assert {path.name: path.read_bytes() for path in (origin / "in").iterdir()} == {
+            "old": b"as it was",
+            "synced": b"half of it",
+            "whole": b"all of it",
+        }
+    kept = [line.partition("is kept in ")[2] for line in mount.log.splitlines() if "is kept in" in line]
+    assert sorted(Path(path).name.partition("-")[2] for path in kept) == ["in%2Fnew", "in%2Fold"]
+    assert {Path(path).read_bytes() for path in kept} == {b"half of it"}

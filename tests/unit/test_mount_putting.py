@@ -363,13 +363,3 @@ def test_after_fsync_and_a_restart_a_file_is_still_being_written() -> None:
     said = mount.said[mount.ask(Opcode.GETATTR, node, bytes(16))][1]
     assert struct.unpack_from("=QIIQQ", said)[0] == 0, "for no time"
     assert struct.unpack_from("=QIIQQ", said)[4] == 10
-
-
-def test_at_the_end_all_is_put() -> None:
-    mount = Writers()
-    node, handle = mount.create("a")
-    mount.write(node, handle, b"x")
-    mount.carry_out(mount.core.end(mount.now))
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
-    assert len(mount.core.state.staged) == 0

@@ -30,6 +30,7 @@ from stoker.cache.mount.questions import (
     Question,
     Remember,
     Reply,
+    StageDrop,
     StageKeep,
     Tell,
 )
@@ -132,7 +133,8 @@ class Daemon:
         until = time.monotonic() + _FINISH_S
         while time.monotonic() < until:
             with self._lock:
-                if not self._core.state.staged.all():
+                state = self._core.state
+                if not state.staged.all() and not state.waiting.is_asked(StageDrop, StageKeep):
                     return
             time.sleep(_LOOK_S)
         for staged in self._core.state.staged.all():

@@ -44,9 +44,12 @@ class Putting:
         return self._begin(staged, now)
 
     def finish_all(self, now: float) -> list[Effect]:
-        """It is unmounted."""
+        """It is unmounted. What somebody had open still and has not closed is not whole: nobody gets it."""
+        all_staged = self._state.staged.all()
+        for staged in all_staged:
+            staged.is_abandoned = staged.is_abandoned or bool(staged.handles and not staged.is_closed)
         self._state.staged.close_all()
-        return [effect for staged in self._state.staged.all() for effect in self.finish(staged, now)]
+        return [effect for staged in all_staged for effect in self.finish(staged, now)]
 
     def drop_superseded(self, staged: Staged, now: float) -> list[Effect]:
         """Nobody reads where it lay before."""

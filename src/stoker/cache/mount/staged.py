@@ -17,7 +17,8 @@ Then = Callable[[float], list[Effect]]
 class Staged:
     """A file that is written here first.
 
-    `process`: who opened it for writing; `revision`: how often it was changed, `put_revision`: what the origin has of
+    `process`: who began to write it, last if several did: it is theirs; `is_closed`: they have closed it since it was
+    changed. `revision`: how often it was changed, `put_revision`: what the origin has of
     that, while `is_putting` it is being told more. `begun`, `put_begun`: so of changes that this daemon has begun,
     which nobody writes down: those that it does not live to finish are asked for again. `handles`: how many have it
     open for writing. `is_new`: there was nothing of that name. `is_removed`: it has no name any more. `is_abandoned`:
@@ -36,6 +37,7 @@ class Staged:
     begun: int = 0
     put_begun: int = 0
     handles: int = 0
+    is_closed: bool = False
     is_new: bool = False
     is_removed: bool = False
     is_abandoned: bool = False
@@ -79,12 +81,12 @@ class Staged:
         if start <= self.failed_at < stop:
             self.failure = 0
 
-    def record(self, handle: int) -> FileStaged:
+    def record(self, handle: int, opener: int) -> FileStaged:
         """For the next daemon. Its process is below 0 where it was killed, as in a request."""
         process = -self.process if self.is_killed else self.process
         return FileStaged(
             handle, self.stage, self.node, self.path, process, self.size_bytes, self.revision, self.put_revision,
-            self.is_new, self.is_removed, self.is_abandoned, self.failure, self.failed_at,
+            self.is_new, self.is_removed, self.is_abandoned, self.failure, self.failed_at, opener, self.is_closed,
         )  # fmt: skip
 
 
@@ -120,6 +122,7 @@ class StagedFiles:
         self._paths: dict[str, Staged] = {}
         self._nodes: dict[int, Staged] = {}
         self._handles: dict[int, Staged] = {}
+        self._openers: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -170,13 +173,24 @@ class StagedFiles:
             self._paths[path] = staged
         return staged
 
-    def open(self, handle: int, staged: Staged) -> None:
+    def open(self, handle: int, staged: Staged, process: int) -> None:
         """Somebody writes it under this number."""
         self._handles[handle] = staged
+        self._openers[handle] = process
         staged.handles += 1
+
+    def makes_whole(self, handle: int, process: int) -> bool:
+        """Whether a process that closes a file under this number makes it whole: it has opened it, not a copy of it,
+        and it is theirs, or those whose it is have it open no more."""
+        staged = self._handles[handle]
+        if self._openers[handle] != process:
+            return False
+        openers = (self._openers[one] for one, other in self._handles.items() if other is staged)
+        return process == staged.process or staged.process not in openers
 
     def close(self, handle: int) -> Staged | None:
         """Nobody does any more; what it was, if it was one."""
+        self._openers.pop(handle, None)
         staged = self._handles.pop(handle, None)
         if staged is not None:
             staged.handles -= 1
@@ -216,7 +230,11 @@ class StagedFiles:
     def records_of(self, staged: Staged) -> list[FileStaged]:
         """All that the next daemon has to know of one."""
         handles = [handle for handle, one in self._handles.items() if one is staged]
-        return [staged.record(handle) for handle in handles or [0]]
+        return [self.record(staged, handle) for handle in handles or [0]]
+
+    def record(self, staged: Staged, handle: int) -> FileStaged:
+        """What of it has to do with one of those who have it open; 0: with nobody."""
+        return staged.record(handle, self._openers.get(handle, 0))
 
     def records(self) -> Iterator[FileStaged]:
         """And of all."""
@@ -253,8 +271,9 @@ class StagedFiles:
         staged.put_revision, staged.is_abandoned = record.put_revision, record.is_abandoned
         staged.is_killed = record.process < 0
         staged.failure, staged.failed_at = record.failure, record.failed_at
+        staged.is_closed = record.is_closed
         if record.handle and record.handle not in self._handles:
-            self.open(record.handle, staged)
+            self.open(record.handle, staged, record.opener or staged.process)
         return staged
 
     def all(self) -> list[Staged]:

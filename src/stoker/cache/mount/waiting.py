@@ -102,6 +102,10 @@ class Waiting:
             self._asked[number].after.append(after)
         return effects
 
+    def is_asked(self, *kinds: type) -> bool:
+        """Whether a question of one of these kinds has no answer yet."""
+        return any(isinstance(asked.question, kinds) for asked in self._asked.values())
+
     def part(self) -> None:
         """What is asked from now on is asked anew: what was asked before may be answered by what is no more so."""
         self._numbers.clear()

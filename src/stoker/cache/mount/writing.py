@@ -60,7 +60,7 @@ class WritingFiles:
                 return [is_there, *state.waiting.ask_alone(StageDrop(stage), at)]
             node, _ = state.nodes.look_up(path, version=f"staged {stage}", modified_ns=state.wall_ns(at))
             staged = state.staged.add(stage, node.number, path, header.pid, is_new=True)
-            handle, effects = self._open(unique, node, staged)
+            handle, effects = self._open(unique, node, staged, header.pid)
             return [Remember(packed(node.named())), *effects, done(unique, self._created(node, handle))]
 
         return state.waiting.ask(unique, StageSize(stage, 0), then, now, is_patient=True)
@@ -109,9 +109,9 @@ class WritingFiles:
                     state.staged.restage(found, stage)
                     dropped = [] if found.is_putting else self._putting.drop_superseded(found, at)
                 found.size_bytes, found.revision, found.process = 0, found.revision + 1, header.pid
-                found.is_abandoned = found.is_killed = False
+                found.is_abandoned = found.is_killed = found.is_closed = False
                 found.failure = 0
-            handle, effects = self._open(unique, node, found)
+            handle, effects = self._open(unique, node, found, header.pid)
             return [*effects, done(unique, answers.opened(handle, 0)), *dropped]
 
         if not truncates:
@@ -197,7 +197,7 @@ class WritingFiles:
             ):
                 return [refused(unique, errno.EBUSY), *state.waiting.ask_alone(StageDrop(stage), at)]
             found = state.staged.add(stage, node.number, node.path, header.pid)
-            state.staged.open(asked.handle, found)
+            state.staged.open(asked.handle, found, header.pid)
             state.is_written(found)
             changed = self._changed(found, 0, asked.handle, at)
             return [changed, done(unique, answers.attributes(state.attr(node), state.attr_valid_s(node)))]
@@ -225,13 +225,17 @@ class WritingFiles:
         """Somebody has closed it. Only who opened it makes it whole by that; what has no bytes may get some yet. Below
         0: of a process that was killed, and has not come to the end of what it wrote."""
         staged = self._state.staged.of(handle)
-        if staged is None or abs(header.pid) != staged.process:
+        if staged is None or not self._state.staged.makes_whole(handle, abs(header.pid)):
             return [done(header.unique)]
-        if header.pid < 0 and not staged.is_put:
+        is_killed = header.pid < 0 and not staged.is_put
+        if is_killed:
             staged.is_abandoned = staged.is_killed = True
-            records = self._state.staged.records_of(staged)
-            return [remembered(records), done(header.unique)]
-        return self._putting.put(header.unique, staged, now) if staged.size_bytes else [done(header.unique)]
+        else:
+            staged.is_closed = True
+        closed = remembered(self._state.staged.records_of(staged))
+        if is_killed or not staged.size_bytes:
+            return [closed, done(header.unique)]
+        return [closed, *self._putting.put(header.unique, staged, now)]
 
     def sync(self, header: Header, handle: int, now: float) -> list[Effect]:
         """The origin is to have what is there so far."""
@@ -243,19 +247,19 @@ class WritingFiles:
         staged = self._state.staged.close(handle)
         return [] if staged is None or staged.handles else self._putting.finish(staged, now)
 
-    def _open(self, unique: int, node: Node, staged: Staged) -> tuple[int, list[Effect]]:
+    def _open(self, unique: int, node: Node, staged: Staged, process: int) -> tuple[int, list[Effect]]:
         state, request = self._state, unique & ~RESENT
         state.is_written(staged)
         handle = state.handles.open_file(node.number, 0, request=request)
-        state.staged.open(handle, staged)
+        state.staged.open(handle, staged, process)
         news: list[Record] = [FileOpened(handle, node.number, 0, request), *state.staged.records_of(staged)]
         return handle, [remembered(news)]
 
     def _changed(self, staged: Staged, size_bytes: int, handle: int, now: float) -> Effect:
         staged.size_bytes, staged.revision = size_bytes, staged.revision + 1
         # Who goes on after a failure wants it tried again. What is not whole does not become so.
-        staged.is_abandoned = staged.is_killed
+        staged.is_abandoned, staged.is_closed = staged.is_killed, False
         node = self._state.nodes.get(staged.node)
         if node is not None:
             node.size_bytes, node.modified_ns = size_bytes, self._state.wall_ns(now)
-        return Remember(packed(staged.record(handle)))
+        return Remember(packed(self._state.staged.record(staged, handle)))
