@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._native import Files, Front, Index
+from stoker._native import Files, Front, Index, crc32c
 from tests.e2e.native_front import NOW, Asked, answering, new_front
 from tests.e2e.run_helpers import wait_for
 
@@ -79,6 +79,32 @@ def served(folder: Path, **limits: float) -> Iterator[Served]:
 
     with answering(front, listener, answer):
         yield Served(front, index, files, port, bucket)
+
+
+@pytest.mark.parametrize("size_bytes", [1, 10, 65_536, 65_537, 900_000])
+@pytest.mark.parametrize("harm", ["none", "flipped", "cut"])
+def test_a_packed_object_that_was_not_looked_at_yet_is_compared_first(
+    tmp_path: Path, size_bytes: int, harm: str
+) -> None:
+    """As after a start. What is not as it was written the back has to find, and to give up."""
+    with served(tmp_path) as here:
+        data = BIG[:size_bytes]
+        stored = bytearray(b"...." + data)
+        if harm == "flipped":
+            stored[-1] ^= 1
+        Path(here.files.path(3)).write_bytes(stored[:-1] if harm == "cut" else stored)
+        here.index.learn(here.bucket, "packed", "v1", size_bytes, False, NOW)
+        here.index.hold(here.bucket, "packed", "v1", None, 3, 4, crc32c(data), NOW)
+        here.index.doubt(3)
+        said = here.get("packed", b"Range: bytes=0-0\r\n").partition(b"\r\n\r\n")[2]
+        found = here.index.find(here.bucket, "packed")
+        assert found is not None
+        if harm == "none":
+            assert (said, found.is_verified) == (data[:1], True)
+            assert here.get("packed").partition(b"\r\n\r\n")[2] == data
+            assert here.front.figures().handed_over == 0
+        else:
+            assert (said, found.is_verified) == (b"back /data/packed 0", False)
 
 
 def test_hits_of_what_is_fresh_held_and_verified_are_the_fronts(tmp_path: Path) -> None:

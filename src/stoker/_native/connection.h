@@ -99,7 +99,7 @@ class Connection {
   bool agrees(std::string_view headers);
   bool hand_on(const Object& object, const BucketRule& rule, const ByteRange& range, const std::string& head,
                double now_s);
-  bool put_piece(const Object& object, uint64_t start, uint64_t stop, std::string& head);
+  bool put_piece(const Object& object, uint16_t bucket, uint64_t start, uint64_t stop, std::string& head);
   void refuse(int status, const char* code, const std::string& message, double now_s);
   bool flush(double now_s);
   bool can_send() const;

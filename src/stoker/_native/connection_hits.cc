@@ -60,7 +60,7 @@ bool Connection::answer_hit(double now_s) {
             std::to_string(object.size_bytes) + "\r\n";
   head += "\r\n";
   if (is_head || range.start == range.stop) send_text(head, false);
-  else if (!put_piece(object, range.start, range.stop, head)) return hand_on(object, *rule, range, head, now_s);
+  else if (!put_piece(object, rule->number, range.start, range.stop, head)) return hand_on(object, *rule, range, head, now_s);
   loop_.count_hit(rule->number, is_head ? 0 : range.stop - range.start);
   answered_hit(is_head, is_part, now_s);
   return true;
@@ -140,7 +140,7 @@ const std::string* Connection::headers_of(const Object& object, uint16_t bucket)
 // Of what `headers_of` has found.
 bool Connection::is_told(const Object& object) const { return loop_.heads.slot(object.id).is_told; }
 
-bool Connection::put_piece(const Object& object, uint64_t start, uint64_t stop, std::string& head) {
+bool Connection::put_piece(const Object& object, uint16_t bucket, uint64_t start, uint64_t stop, std::string& head) {
   if (object.container == 0) return false;
   int number = 0;
   // Opened first, then looked up: who gives blocks up looks first whether the file is in use (`Files::is_used`).
@@ -150,7 +150,7 @@ bool Connection::put_piece(const Object& object, uint64_t start, uint64_t stop, 
   if (object.flags & Object::LARGE) {
     if (!front_.index_->covers(object, start, stop, front_.now_s_.load(std::memory_order_relaxed))) return false;
   } else {
-    if (!(object.flags & Object::VERIFIED)) return false;
+    if (!front_.is_right(object, bucket, target_.key, *file)) return false;
     offset += object.offset;
   }
   if (stop - start <= (tls_ ? SEALED_COPY_MAX : COPY_MAX)) {

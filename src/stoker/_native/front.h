@@ -188,6 +188,8 @@ class Front : public std::enable_shared_from_this<Front> {
   }
   bool order(Command command);
   bool add(Passing& passing, uint16_t bucket, uint32_t container);
+  // Whether a packed object is what was written; it is read and compared where nobody has done that since the start.
+  bool is_right(const Object& object, uint16_t bucket, std::string_view key, const File& file);
   bool look_up_all(const Reads& reads, const BucketRule& rule, uint32_t now, std::vector<Object>& objects) const;
 
   std::shared_ptr<Index> index_;

@@ -152,7 +152,9 @@ Batch Front::answer_batch(uint64_t connection, const Reads& reads, const BucketR
     if (!file) return batch;
     const bool is_large = object.flags & Object::LARGE;
     if (is_large && (blocks += size_bytes / index_->block_size_bytes() + 1) > BLOCKS_MAX) return batch;
-    if (is_large ? !index_->covers(object, start, stop, now) : !(object.flags & Object::VERIFIED)) return batch;
+    if (is_large ? !index_->covers(object, start, stop, now)
+                 : !is_right(object, rule.number, reads.keys[item.key], *file))
+      return batch;
     const uint64_t offset = is_large ? start : object.offset + start;
     batch.size_bytes += size_bytes;
     const bool may_place = size_bytes >= wanted.from_bytes && object.size_bytes <= PLACE_OBJECT_BYTES_MAX;

@@ -125,9 +125,9 @@ class Connection:
         self._buffer = self._buffer[end + 4 :]
         return head
 
-    def body(self, head: ResponseHead) -> bytes | bytearray:
-        """The whole body. Raises BrokenOff where it is not ended."""
-        length = head.content_length
+    def body(self, head: ResponseHead, *, has_any: bool = True) -> bytes | bytearray:
+        """The whole body; of an answer that can have one. Raises BrokenOff where it is not ended."""
+        length = head.content_length if has_any else 0
         try:
             body = self._chunks() if length is None else self._exactly(length)
         except BrokenOff:

@@ -176,6 +176,9 @@ class FleetClient(CacheClient):
     def known(self, bucket: str, key: str) -> ObjectStat:
         return self._ask(block_owner_name(bucket, key, 0), lambda client: client.known(bucket, key))
 
+    def look_up(self, bucket: str, key: str) -> ObjectInfo | None:
+        return self._ask(block_owner_name(bucket, key, 0), lambda client: client.look_up(bucket, key))
+
     def list_page(
         self, bucket: str, prefix: str, after: str | None, limit: int, delimiter: str = ""
     ) -> ObjectPage:

@@ -79,6 +79,13 @@ class Transport:
             raise failure_of(head.status, answer)
         return head, answer
 
+    def head(self, target: str) -> ResponseHead:
+        """What a GET would be answered with, without the body; its status says whether it is an error, and nothing says
+        which. Raises CacheUnavailable, WireError."""
+        connection, head, _ = self._exchange(self._encode("HEAD", target, b"", None), has_body=False)
+        self._give(connection)
+        return head
+
     def passed(self, target: str) -> Answered:
         """What is answered to a GET, and the descriptors that came with it. Raises as `request`."""
         head, answer, arrived = self._ask(self._encode("GET", target, b"", None))
@@ -174,7 +181,9 @@ class Transport:
             lines += b"Content-Length: %d\r\n" % len(body)
         return lines + b"\r\n" + (body or b"")
 
-    def _exchange(self, request: bytes) -> tuple[Connection, ResponseHead, bytes | bytearray]:
+    def _exchange(
+        self, request: bytes, *, has_body: bool = True
+    ) -> tuple[Connection, ResponseHead, bytes | bytearray]:
         """Send it and read one response; once more if the connection fails."""
         failed = 0
         while True:
@@ -184,8 +193,8 @@ class Transport:
                 began_s = time.perf_counter()
                 connection.send(request, self._timeout_s)
                 head = connection.head()
-                body = connection.body(head)
-                waited().answered(began_s, is_whole=head.content_length is not None)
+                body = connection.body(head, has_any=has_body)
+                waited().answered(began_s, is_whole=not has_body or head.content_length is not None)
                 return connection, head, body
             except OSError as error:
                 was_used = connection is not None and connection.was_used
