@@ -115,12 +115,16 @@ def test_paths_are_where_the_command_was_typed(
         ((f"--cache-ttl={'9' * 400}d",), "--cache-ttl .*: give at most ten years"),
         ((f"--capacity={'9' * 400}",), "--capacity .*: no disk is that large"),
         ((f"--uid={'9' * 5000}",), "--uid .*: give a number"),
+        (("--names-max=999",), "--names-max 999: give at least 1000"),
+        (("-o", "names_max=many"), "--names-max many: give a number"),
     ],
 )
 def test_what_nobody_can_mean_is_said(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         planned("s3://bucket", tmp_path / "m", *options)
     assert planned("s3://bucket", tmp_path / "m", "--ttl=3650d").settings.ttl_s == 315_360_000
+    named = planned("s3://bucket", tmp_path / "m", "--names-max=3000000").settings
+    assert (named.nodes_max, named.known_max) == (3_000_000, 1_500_000)
 
 
 def test_names_that_are_no_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

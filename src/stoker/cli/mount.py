@@ -109,6 +109,13 @@ def _add_ways(how: Any) -> None:
         "--timeout", metavar="TIME", default="30s", help="no program waits longer for an answer (30s)"
     )
     how.add_argument(
+        "--names-max",
+        metavar="N",
+        default="200000",
+        help="so many names and files the kernel keeps, with what it has read of them; about 2 KB of memory each, half "
+        "of it the kernel's (200000)",
+    )
+    how.add_argument(
         "--small-files",
         action=argparse.BooleanOptionalAction,
         help="the kernel opens files without asking, and knows no extended attributes; by default it does the former "

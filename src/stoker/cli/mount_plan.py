@@ -36,6 +36,8 @@ BUCKET = "mount"
 _FILES = "file://"
 _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
+_NAMES_MIN = 1000
+"""Fewer than a list has on a page the kernel would forget while it is read."""
 
 
 def settings_of(arguments: argparse.Namespace) -> MountSettings:
@@ -49,6 +51,8 @@ def settings_of(arguments: argparse.Namespace) -> MountSettings:
         ttl_s=_time(arguments.ttl, "--ttl"),
         absent_ttl_s=_time(arguments.absent_ttl, "--absent-ttl"),
         timeout_s=_time(arguments.timeout, "--timeout", least_s=0.1),
+        nodes_max=_names_max(arguments.names_max),
+        known_max=_names_max(arguments.names_max) // 2,
         wants_passthrough=os.geteuid() == 0 and not arguments.no_passthrough and not arguments.small_files,
         is_writable=arguments.writable,
         has_xattrs=not arguments.no_xattrs and not arguments.small_files,
@@ -271,6 +275,13 @@ def _number(text: str | None, name: str, default: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX or int(text) >= 2**32 - 1:
         raise ConfigError(f"{name} {text}: give a number")
     return int(text)
+
+
+def _names_max(text: str) -> int:
+    names_max = _number(text, "--names-max", 0)
+    if names_max < _NAMES_MIN:
+        raise ConfigError(f"--names-max {text}: give at least {_NAMES_MIN}")
+    return names_max
 
 
 def _mode(text: str, name: str) -> int:

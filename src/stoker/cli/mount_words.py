@@ -22,7 +22,7 @@ _FLAGS = frozenset((
 ))  # fmt: skip
 _VALUES = frozenset((
     "endpoint", "token_file", "ca", "cache_dir", "cache_ttl", "capacity", "kernel_ttl", "ttl", "absent_ttl", "timeout",
-    "uid", "gid", "file_mode", "folder_mode",
+    "names_max", "uid", "gid", "file_mode", "folder_mode",
 ))  # fmt: skip
 _WORD = re.compile(r'(?:\\,|"[^"]*"|[^,])+')
 """A comma in a value is written as mount(8) has it: `NAME="a,b"`, or after a backslash."""

@@ -14,6 +14,7 @@ from stoker.cache.client.asked import ByteRange as ByteRange
 from stoker.cache.client.batch import split_frames
 from stoker.cache.client.descriptors import Descriptors, Places
 from stoker.cache.client.holding import HoldingClient
+from stoker.cache.client.looking import LookingClient
 from stoker.cache.client.records import RecordReader
 from stoker.cache.client.transport import Transport
 from stoker.cache.client.writing import WritingClient
@@ -31,19 +32,16 @@ from stoker.wire.cache_api import (
     LoadRequest,
     ObjectInfo,
     ObjectPage,
-    ObjectStat,
     Pins,
     Refreshed,
     target_below,
 )
 from stoker.wire.cache_batch import READ_KEYS_MAX
 from stoker.wire.http import check_key, etag_of, object_target, version_of
-from stoker.wire.http_dates import parse_http_date
 
 T = TypeVar("T")
 _FIRST_KEYS = 16
 _PIPELINED_KEYS_MAX = 512
-_MODIFIED = "Last-Modified: "
 
 
 class Part(NamedTuple):
@@ -54,7 +52,7 @@ class Part(NamedTuple):
     size_bytes: int
 
 
-class CacheClient(RecordReader, HoldingClient, WritingClient):
+class CacheClient(RecordReader, LookingClient, HoldingClient, WritingClient):
     """Talks to one cache server at `http://host:port`, `https://host:port` or `unix:///path`; connects when first used.
 
     `timeout_s` is the longest silence of the server, in seconds, before CacheUnavailable. Every method may
@@ -151,20 +149,6 @@ class CacheClient(RecordReader, HoldingClient, WritingClient):
                 items += split_frames(body, bucket, part, places, views=views)
         return items
 
-    def stat(self, bucket: str, key: str) -> ObjectInfo:
-        """Size in bytes and version of an object. Raises ObjectNotFound, OriginError."""
-        # A HEAD answer has no body to name the error in, so the first byte is asked for instead.
-        head, _ = self._transport.request(
-            "GET", object_target(bucket, check_key(key)), b"Range: bytes=0-0\r\n", accept=(416,)
-        )
-        if head.status == 416:
-            head, _ = self._transport.request("GET", object_target(bucket, key))
-            return ObjectInfo(key, 0, version_of(head.headers.get("etag", "")))
-        total = head.headers.get("content-range", "").rpartition("/")[2] or head.headers.get(
-            "content-length", "0"
-        )
-        return ObjectInfo(key, int(total), version_of(head.headers.get("etag", "")))
-
     def list_objects(self, bucket: str, prefix: str = "") -> list[ObjectInfo]:
         """All objects whose keys start with `prefix`, sorted by key. Raises ObjectNotFound for the bucket."""
         try:
@@ -191,28 +175,6 @@ class CacheClient(RecordReader, HoldingClient, WritingClient):
         query = {"prefix": prefix, "limit": str(limit)} | ({} if after is None else {"after": after})
         query |= {"delimiter": delimiter} if delimiter else {}
         return self._call("GET", f"/-/list/{quote(bucket, safe='')}?{urlencode(query)}", ObjectPage)
-
-    def known(self, bucket: str, key: str) -> ObjectStat:
-        """What the server knows of a key, and since when; a key that is not there is answered as well.
-
-        Raises ObjectNotFound for the bucket, and OriginError.
-        """
-        return self._call("GET", f"/-/stat{object_target(bucket, check_key(key))}", ObjectStat)
-
-    def look_up(self, bucket: str, key: str) -> ObjectInfo | None:
-        """Size in bytes, version and time (0: it is not known here) of an object; None: there is none. Of what the
-        server knows for sure the front tells it, which is cheaper than `known`. Raises as that."""
-        head = self._transport.head(object_target(bucket, check_key(key)))
-        if head.status == 200:
-            modified_s = parse_http_date(head.headers.get("last-modified", ""))
-            version = version_of(head.headers.get("etag", ""))
-            return ObjectInfo(key, head.content_length or 0, version, float(modified_s or 0))
-        known = self.known(bucket, key)
-        if known.is_absent:
-            return None
-        said = known.attributes.partition("\r\n")[0]
-        modified_s = parse_http_date(said.removeprefix(_MODIFIED)) if said.startswith(_MODIFIED) else 0
-        return ObjectInfo(key, known.size_bytes, known.version, float(modified_s or 0))
 
     def add_bucket(
         self,

@@ -24,11 +24,12 @@ from stoker.cache.client.asked import (
     raise_first,
 )
 from stoker.cache.client.client import CacheClient, Part
+from stoker.cache.client.looking import LookingClient
 from stoker.cache.client.waited import waited
 from stoker.cache.maglev import Member, Placement, block_owner_name
 from stoker.errors import CacheUnavailable, ObjectChanged, StokerError
 from stoker.settings import ClientTlsFiles
-from stoker.wire.cache_api import FleetStatus, ObjectInfo, ObjectPage, ObjectStat
+from stoker.wire.cache_api import FleetStatus, ObjectPage, ObjectStat
 
 T = TypeVar("T")
 VIEW_S = 5.0
@@ -170,14 +171,8 @@ class FleetClient(CacheClient):
                 break
         return [found[position] for position in range(len(asked))]
 
-    def stat(self, bucket: str, key: str) -> ObjectInfo:
-        return self._ask(block_owner_name(bucket, key, 0), lambda client: client.stat(bucket, key))
-
-    def known(self, bucket: str, key: str) -> ObjectStat:
-        return self._ask(block_owner_name(bucket, key, 0), lambda client: client.known(bucket, key))
-
-    def look_up(self, bucket: str, key: str) -> ObjectInfo | None:
-        return self._ask(block_owner_name(bucket, key, 0), lambda client: client.look_up(bucket, key))
+    def _of_key(self, bucket: str, key: str, question: Callable[[LookingClient], T]) -> T:
+        return self._ask(block_owner_name(bucket, key, 0), question)
 
     def list_page(
         self, bucket: str, prefix: str, after: str | None, limit: int, delimiter: str = ""
