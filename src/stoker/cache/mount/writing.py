@@ -48,22 +48,26 @@ class WritingFiles:
         if again is not None and (made := state.nodes.get(again[1].node)) is not None:
             return [done(unique, self._created(made, again[0]))]
         # Who does not insist on making it looks again, and opens it.
-        is_there = refused(unique, errno.EEXIST if asked.flags & EXCLUSIVE else errno.ESTALE)
+        is_there = errno.EEXIST if asked.flags & EXCLUSIVE else errno.ESTALE
         if state.staged.at(path) is not None:
-            return [is_there]
+            return [refused(unique, is_there)]
         stage = state.staged.next_stage()
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 return [refused(header.unique, answer.code)]
             if state.staged.at(path) is not None:
-                return [is_there, *state.waiting.ask_alone(StageDrop(stage), at)]
+                return self._refused_late(unique, is_there, stage, at)
             node, _ = state.nodes.look_up(path, version=f"staged {stage}", modified_ns=state.wall_ns(at))
             staged = state.staged.add(stage, node.number, path, header.pid, is_new=True)
             handle, effects = self._open(unique, node, staged, header.pid)
             return [Remember(packed(node.named())), *effects, done(unique, self._created(node, handle))]
 
         return state.waiting.ask(unique, StageSize(stage, 0), then, now, is_patient=True)
+
+    def _refused_late(self, unique: int, code: int, stage: int, now: float) -> list[Effect]:
+        """While a place was made for what is written, something else has come."""
+        return [refused(unique, code), *self._state.waiting.ask_alone(StageDrop(stage), now)]
 
     def _created(self, node: Node, handle: int) -> bytes:
         return answers.entry(node.number, self._state.attr(node), 0.0, 0.0) + answers.opened(handle, 0)
@@ -93,11 +97,10 @@ class WritingFiles:
                 return [refused(unique, answer.code)]
             found = self._written_as(node)
             if state.handles.backing_of(node.number) or (found and found.node != node.number):
-                busy = refused(unique, errno.EBUSY if found else errno.ETXTBSY)
-                return [busy, *state.waiting.ask_alone(StageDrop(stage), at)]
+                return self._refused_late(unique, errno.EBUSY if found else errno.ETXTBSY, stage, at)
             if found is None and state.known.get(node.path, at) == (True, None):
                 # It was removed before it was opened: the kernel looks again by itself.
-                return [refused(unique, errno.ESTALE), *state.waiting.ask_alone(StageDrop(stage), at)]
+                return self._refused_late(unique, errno.ESTALE, stage, at)
             if truncates and found and found.waiting:
                 # Or what is not whole yet would be put for those who wait, or theirs never.
                 found.after.append(lambda later: then(answer, later))
@@ -195,7 +198,7 @@ class WritingFiles:
                 or state.handles.file(asked.handle) is None
                 or state.handles.backing_of(node.number)
             ):
-                return [refused(unique, errno.EBUSY), *state.waiting.ask_alone(StageDrop(stage), at)]
+                return self._refused_late(unique, errno.EBUSY, stage, at)
             found = state.staged.add(stage, node.number, node.path, header.pid)
             state.staged.open(asked.handle, found, header.pid)
             state.is_written(found)
