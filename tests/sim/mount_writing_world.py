@@ -8,6 +8,7 @@ readers see, with what programs were told.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import tempfile
 from collections import Counter
@@ -355,7 +356,7 @@ class MountWritingWorld(WritingTruth):
                 draft.ready.clear()
 
     def reads(self, path: str) -> Program[None]:
-        """All of a file."""
+        """All of a file. Some have it open for longer, while others write it."""
         is_alone, touched, data = not self.touching[path], self.touched[path], b""
         found: Content = None
         try:
@@ -371,6 +372,9 @@ class MountWritingWorld(WritingTruth):
             except OSError as error:
                 self.excuse(path, error)
                 is_alone = False
+            for _ in range(self.rng.below(30) if self.rng.chance(0.3) else 0):
+                with contextlib.suppress(OSError):
+                    yield from self.calls.fsync(file)
             yield from self.calls.close(file)
         if is_alone and self.touched[path] == touched and not self.kernel.lost_opens:
             self.kernel.seen["read by who knows"] += 1
