@@ -38,7 +38,7 @@ def test_many_are_written_each_where_it_belongs(tmp_path: Path) -> None:
         for number, data in enumerate(blocks):
             file.seek(number << 20)
             assert file.read(len(data)) == data
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # others' may have been closed meanwhile
 
 
 def test_what_cannot_be_written_says_why_and_disturbs_nothing_else(tmp_path: Path) -> None:
