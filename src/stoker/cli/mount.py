@@ -11,6 +11,8 @@ import time
 from typing import Any
 
 from stoker.cache.mount import device, holding
+from stoker.cache.mount.holder import HolderConfig
+from stoker.cache.mount.leftovers import clear_left
 from stoker.cache.mount.places import (
     FILE_SYSTEM,
     MountedThere,
@@ -142,7 +144,14 @@ def _mount(arguments: argparse.Namespace) -> int:
     take_options(arguments)
     folder = _folder(arguments.folder)
     check_folder(folder, may_have_files=arguments.nonempty)
-    config, place = plan(arguments, folder), MountPlace(folder)
+    place = MountPlace(folder)
+    with place.kept():
+        clear_left()
+        return _hold(arguments, plan(arguments, folder), place)
+
+
+def _hold(arguments: argparse.Namespace, config: HolderConfig, place: MountPlace) -> int:
+    folder = config.folder
     if arguments.daemon:
         pid = holding.start(config, place)
         print_json({"folder": folder, "source": config.source, "pid": pid}) if arguments.json else print(
