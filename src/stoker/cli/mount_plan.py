@@ -85,7 +85,12 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     if not source.startswith(SCHEME):
         return _embedding(base, arguments, _origin(source))
     below = parse_below(source)
-    endpoint, token = arguments.endpoint or where.endpoint, _token(arguments) or where.token
+    endpoint, token = arguments.endpoint or where.endpoint, _token(arguments)
+    token_from = (
+        f"--token-file {arguments.token_file}" if token else ("STOKER_CACHE_TOKEN" if where.token else "")
+    )
+    token = token or where.token
+    base = replace(base, token_from=token_from)
     if endpoint is None:
         raise ConfigError(
             f"{source}: say where its cache server is: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT"
