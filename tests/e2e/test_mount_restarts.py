@@ -94,8 +94,8 @@ def test_a_request_that_ends_each_daemon_fails(tmp_path: Path) -> None:
         with mount.look(readers.outcome, mount.folder / "s/0001") as waits:
             wait_for(lambda: "s/0001" in origin.asked, why="question")
             for kills in range(1, 7):
-                # The next one has it now, beside what it is asked here, and answers others.
-                wait_for(lambda: "waiting: 2\n" in mount.sh("cat $0/.stoker-status"), why="request it has")
+                # The next one has it now, and answers others.
+                wait_for(lambda: "waiting: 1\n" in mount.sh("cat $0/.stoker-status"), why="request it has")
                 assert waits.process.poll() is None
                 mount.kill_daemon()
                 if kills % 3 == 0:
