@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import socket
 import sys
@@ -30,6 +31,8 @@ from stoker.settings import notify_socket
 
 _GONE_S = 60.0
 """A holder gives its daemon and its cache their time to end."""
+_RELOADED_S = 60.0
+_LOOK_S = 0.02
 _MOUNT_EXAMPLES = """\
 examples:
   stoker mount s3://bucket/imagenet /data/imagenet          until Ctrl-C, through a cache of its own
@@ -238,6 +241,7 @@ def _reload(folder: str) -> int:
             if not place.is_held():  # its number may be another one's by now
                 raise ProcessLookupError
             signal.pidfd_send_signal(holder, signal.SIGHUP)
+            _wait_for_next(place, holder, info.daemon_pid)
         finally:
             os.close(holder)
     except ProcessLookupError:
@@ -249,6 +253,21 @@ def _reload(folder: str) -> int:
             f"process {info.pid}, which holds the mount on {folder}, cannot be told: {error.strerror}"
         ) from None
     return 0
+
+
+def _wait_for_next(place: MountPlace, holder: int, last: int) -> None:
+    """Until another daemon than that one answers. Raises EnvironmentProblem."""
+    until = time.monotonic() + _RELOADED_S
+    while (info := place.info()) is None or info.daemon_pid == last or not info.answers:
+        why = ""
+        if select.select([holder], [], [], _LOOK_S)[0]:
+            why = "has ended in place of starting its daemon anew"
+        elif time.monotonic() > until:
+            why = f"has no new daemon that answers after {_RELOADED_S:g} s, and goes on trying"
+        if why:
+            raise EnvironmentProblem(
+                f"the mount on {place.folder} {why}: its log says why ({place.log_path})"
+            )
 
 
 def _who_has(folder: str) -> str:

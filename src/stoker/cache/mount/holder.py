@@ -153,9 +153,9 @@ class Holder:
 
     def _on_daemon_ready(self) -> None:
         self._is_daemon_ready, self._is_first = True, False
-        if not self._is_ready:
-            self._is_ready = True
-            self._say()
+        was_ready, self._is_ready = self._is_ready, True
+        self._say()
+        if not was_ready:
             self._on_ready(self._warning)
 
     def _on_daemon_end(self, code: int) -> None:
@@ -279,7 +279,7 @@ class Holder:
         config = self._config
         info = MountInfo(
             folder=config.folder, source=config.source, pid=os.getpid(), place=config.place, is_ready=self._is_ready,
-            daemon_pid=0 if self._daemon is None else self._daemon.pid,
+            daemon_pid=0 if self._daemon is None else self._daemon.pid, answers=self._is_daemon_ready,
         )  # fmt: skip
         try:
             self._place.say(info)

@@ -63,7 +63,8 @@ class BucketPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a holder says of itself."""
+    """What a holder says of itself. `is_ready`: it is mounted; `answers`: by this daemon, which others may have been
+    before."""
 
     folder: str
     source: str
@@ -71,6 +72,7 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     place: BucketPlace
     is_ready: bool = False
     daemon_pid: int = 0
+    answers: bool = False
 
 
 class MountPlace:
