@@ -79,7 +79,7 @@ def add_mount_parsers(subparsers: Any) -> None:
     where.add_argument(
         "--cache-dir", metavar="DIR", help="a cache on this machine, found again by the next mount"
     )
-    where.add_argument("--capacity", metavar="SIZE", help="of that cache, at most (20GB)")
+    where.add_argument("--capacity", metavar="SIZE", help="of that cache, at most (20GB; 20MB is the least)")
     looks = parser.add_argument_group("what it looks like")
     looks.add_argument("--uid", metavar="N", help="whom all belongs to (you)")
     looks.add_argument("--gid", metavar="N", help="and which group (yours)")
