@@ -340,10 +340,17 @@ def _mounts_parents() -> tuple[Path, Path]:
     """Where new ones are kept, and where others may be."""
     uid = os.getuid()
     in_tmp = Path("/tmp") / f"stoker-{uid}"
-    if uid:
-        return in_tmp, Path("/run/user") / str(uid) / "stoker"
-    in_run = Path("/run/stoker-0")
-    return (in_run, in_tmp) if _is_own_folder(in_run.parent) else (in_tmp, in_run)
+    in_run = Path("/run/user") / str(uid) / "stoker" if uid else Path("/run/stoker-0")
+    # Users need /run only where another one has taken their name in /tmp: else that one could keep them from mounting.
+    is_wanted = not uid or _is_anothers(in_tmp)
+    return (in_run, in_tmp) if is_wanted and _is_own_folder(in_run.parent) else (in_tmp, in_run)
+
+
+def _is_anothers(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid != os.getuid()
+    except OSError:
+        return False
 
 
 def _is_private(path: Path) -> bool:

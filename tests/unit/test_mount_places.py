@@ -106,9 +106,16 @@ def test_one_folder_has_one_holder_wherever_each_keeps_it(parents: tuple[Path, P
 
 def test_mounts_of_a_user_outlast_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system takes /run/user/UID away when the user logs out; what was kept there before is found."""
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    uid = 1_000_000 + os.getpid()
+    in_tmp, in_run = Path(f"/tmp/stoker-{uid}"), Path(f"/run/user/{uid}/stoker")
+    monkeypatch.setattr(os, "getuid", lambda: uid)
     monkeypatch.setattr(settings, "_is_own_folder", lambda path: True)
-    assert settings._mounts_parents() == (Path("/tmp/stoker-54321"), Path("/run/user/54321/stoker"))
+    assert settings._mounts_parents() == (in_tmp, in_run)
+    in_tmp.mkdir(mode=0o700)
+    try:  # by another user, who keeps nobody from mounting
+        assert settings._mounts_parents() == (in_run, in_tmp)
+    finally:
+        in_tmp.rmdir()
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert settings._mounts_parents() == (Path("/run/stoker-0"), Path("/tmp/stoker-0"))
     monkeypatch.setattr(settings, "_is_own_folder", lambda path: False)
