@@ -322,25 +322,35 @@ def runtime_dir() -> Path:
 
 def mounts_dir() -> Path:
     """Where it is kept what this user has mounted: the same whatever the environment says, for what a service has
-    mounted is to be found from a login as well. Not in a folder that a server may have below /run.
+    mounted is to be found from a login as well. Not in a folder that a server may have below /run, and not in
+    /run/user/UID, which goes when the user logs out: mounts stay.
 
     Raises ConfigError for a folder that others may enter, EnvironmentProblem when it cannot be made.
     """
-    in_run, in_tmp = _mounts_parents()
-    return _private(in_run if _is_own_folder(in_run.parent) else in_tmp, "", "") / "mounts"
+    return _private(_mounts_parents()[0], "", "") / "mounts"
 
 
 def other_mounts_dirs() -> list[Path]:
-    """Where it may be kept as well: /run may have had no folder for this user when something was mounted, or has none
-    any more. Nothing is made."""
-    path = mounts_dir()
-    return [other / "mounts" for other in _mounts_parents() if other != path.parent and _is_private(other)]
+    """Where it may be kept as well: it was so before, or /run had no folder for this user when something was mounted.
+    Nothing is made."""
+    return [other / "mounts" for other in _mounts_parents()[1:] if _is_private(other)]
 
 
 def _mounts_parents() -> tuple[Path, Path]:
+    """Where new ones are kept, and where others may be."""
     uid = os.getuid()
+    in_tmp = Path("/tmp") / f"stoker-{uid}"
     in_run = Path("/run/user") / str(uid) / "stoker" if uid else Path("/run/stoker-0")
-    return in_run, Path("/tmp") / f"stoker-{uid}"
+    # Users need /run only where another one has taken their name in /tmp: else that one could keep them from mounting.
+    is_wanted = not uid or _is_anothers(in_tmp)
+    return (in_run, in_tmp) if is_wanted and _is_own_folder(in_run.parent) else (in_tmp, in_run)
+
+
+def _is_anothers(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid != os.getuid()
+    except OSError:
+        return False
 
 
 def _is_private(path: Path) -> bool:

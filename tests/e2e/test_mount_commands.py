@@ -122,20 +122,31 @@ def test_an_object_is_no_folder(mount: Mount, origin: Path, tmp_path: Path, way:
 
 
 @pytest.mark.parametrize(
-    ("token", "words"), [("", "wants a token"), ("another-token", "does not know the token")]
+    ("way", "words"),
+    [
+        ("", "wants a token"),
+        ("environment", "does not know the token of STOKER_CACHE_TOKEN"),
+        ("file", "does not know the token of --token-file {tmp}/token"),
+    ],
 )
 def test_a_token_that_is_not_known_is_said(
-    mount: Mount, origin: Path, tmp_path: Path, token: str, words: str
+    mount: Mount, origin: Path, tmp_path: Path, way: str, words: str
 ) -> None:
     (tmp_path / "mount").mkdir()
+    (tmp_path / "token").write_text("another-token\n")
+    said = [f"--token-file={tmp_path}/token"] if way == "file" else []
+    environment = {"STOKER_CACHE_TOKEN": "another-token" if way == "environment" else ""}
     with served(tmp_path / "server", {"b": f"file://{origin}"}, "--token", "right-token") as server:
-        where = (str(tmp_path / "mount"), "--endpoint", server.url)
-        for options in ((), ("--daemon",)):
-            done = mount.command(
-                "mount", "stoker://b", *where, *options, environment={"STOKER_CACHE_TOKEN": token}
-            )
+        where = (str(tmp_path / "mount"), "--endpoint", server.url, *said)
+        for options in (
+            (),
+            ("--daemon",),
+            (f"--cache-dir={tmp_path}/near",),
+            (f"--cache-dir={tmp_path}/near", "--writable"),
+        ):
+            done = mount.command("mount", "stoker://b", *where, *options, environment=environment)
             assert done.code == UNAVAILABLE, done.text
-            assert f"the cache at {server.url} {words}" in done.err
+            assert f"stoker: the cache at {server.url} {words.format(tmp=tmp_path)}" in done.err
             assert "say --token-file FILE, or set STOKER_CACHE_TOKEN" in done.err
     assert nothing_is_mounted_below(tmp_path)
 

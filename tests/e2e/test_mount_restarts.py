@@ -76,10 +76,17 @@ def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path
             before = count()
             wait_for(lambda: count() > before + READERS, why="reads")  # noqa: B023
         for _ in range(2):
-            daemon = mount.daemon()
+            daemon, info = mount.daemon(), MountPlace(str(mount.folder)).info()
+            assert info is not None
+            assert (info.daemon_pid, info.answers) == (daemon.pid, True)
             assert mount.command("mount", "--reload", str(mount.folder)).code == 0
-            daemon.wait(WAIT_S)
-            mount.next_daemon(daemon)
+            again = MountPlace(str(mount.folder)).info()
+            assert again is not None
+            assert (again.daemon_pid != daemon.pid, again.answers) == (True, True), (
+                "who has said so waits for it"
+            )
+            assert not daemon.is_running()
+            assert mount.daemon().pid == again.daemon_pid
         assert mount.log.count("starting the daemon anew") == 2
         assert "the daemon of the mount has ended" not in mount.log, "it was asked for"
 
@@ -94,8 +101,8 @@ def test_a_request_that_ends_each_daemon_fails(tmp_path: Path) -> None:
         with mount.look(readers.outcome, mount.folder / "s/0001") as waits:
             wait_for(lambda: "s/0001" in origin.asked, why="question")
             for kills in range(1, 7):
-                # The next one has it now, beside what it is asked here, and answers others.
-                wait_for(lambda: "waiting: 2\n" in mount.sh("cat $0/.stoker-status"), why="request it has")
+                # The next one has it now, and answers others.
+                wait_for(lambda: "waiting: 1\n" in mount.sh("cat $0/.stoker-status"), why="request it has")
                 assert waits.process.poll() is None
                 mount.kill_daemon()
                 if kills % 3 == 0:
@@ -257,6 +264,19 @@ def test_a_daemon_that_stands_still_is_replaced(origin: Path, tmp_path: Path) ->
         mount.next_daemon(daemon)
         assert "the daemon of the mount does not end: it is killed" in mount.log
         assert mount.sh("cat $0/s/000 | wc -c") == "100\n"
+
+
+def test_a_reload_that_nothing_comes_of_is_said(origin: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", origin) as mount:
+        MountPlace(str(mount.folder)).state_path.unlink()  # no other daemon can go on
+        done = mount.command("mount", "--reload", str(mount.folder))
+        assert done.code == EnvironmentProblem.exit_code, done.text
+        assert (
+            f"the mount on {mount.folder} has ended in place of starting its daemon anew: its log" in done.err
+        )
+        assert mount.holder.wait(WAIT_S) == EnvironmentProblem.exit_code
+        done = mount.command("mount", "--reload", str(mount.folder))
+        assert "nothing is mounted on" in done.err
 
 
 def test_no_daemon_is_left_where_the_holder_dies_as_it_starts_one(origin: Path, tmp_path: Path) -> None:

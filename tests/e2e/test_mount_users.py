@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import random
@@ -15,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import stoker
 from stoker.cache.client import orders
 from stoker.cache.client.fleet import open_client
-from stoker.cache.mount.places import mount_of, mounted_on
+from stoker.cache.mount.places import mount_of, mounted_on, place_name
 from tests.e2e.mounting import MOUNT_MARKS, ROOT, abort, mounted, needs, run_beside
 from tests.e2e.run_helpers import own_environment, wait_for
 
@@ -62,6 +64,16 @@ def logged_in() -> Iterator[None]:
         shutil.rmtree(run)
 
 
+def is_cleaned_by_systemd(kept: Path, base: Path) -> bool:
+    """Whether systemd-tmpfiles, were all there old, would take away something of what is kept there."""
+    before = sorted(os.listdir(kept))
+    config = base / "tmpfiles.conf"
+    others = [f"x {path}\n" for path in kept.parent.iterdir() if path != kept]
+    config.write_text(f"d {kept.parent} - - - 0\n{''.join(others)}")
+    subprocess.run(["systemd-tmpfiles", "--clean", config], check=True)
+    return not kept.exists() or sorted(os.listdir(kept)) != before
+
+
 @needs("fusermount3")
 @needs("setpriv")
 @pytest.mark.usefixtures("device_of_all")
@@ -83,8 +95,12 @@ def test_a_user_mounts_on_a_folder_of_his_own(tmp_path: Path, origin: Path) -> N
         assert done.code == 0, done.text
         return done.out
 
+    kept = Path(f"/tmp/stoker-{USER}/mounts") / place_name(str(folder))
     try:
-        assert f"mounted on {folder}" in command("mount", str(origin), str(folder), "--daemon")
+        with logged_in():
+            assert f"mounted on {folder}" in command("mount", str(origin), str(folder), "--daemon")
+        # All that the system has made for the user is gone, and the next daemon finds what it must know.
+        psutil.Process(json.loads((kept / "info").read_text())["daemon_pid"]).kill()
         as_user = run_beside(folder, *AS_USER, "md5sum", str(folder / "007"))
         assert as_user.out.split()[0] == run_beside(folder, "md5sum", str(origin / "007")).out.split()[0]
         # Not even root looks into the mount of another.
@@ -92,8 +108,12 @@ def test_a_user_mounts_on_a_folder_of_his_own(tmp_path: Path, origin: Path) -> N
         assert "another user's" in run_beside(folder, sys.executable, "-m", "stoker.cli.main", "mount").out
         with logged_in():
             assert f"on {folder} (mounted" in command("mount")
+            if shutil.which("systemd-tmpfiles") is not None:
+                assert not is_cleaned_by_systemd(kept, tmp_path)
             command("umount", str(folder))
         assert mounted_on(str(folder)) is None
+        if shutil.which("systemd-tmpfiles") is not None:
+            assert is_cleaned_by_systemd(kept, tmp_path), "the log"
     finally:
         abort(folder)
         subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)

@@ -99,6 +99,17 @@ def test_the_status_is_told_at_once_also_without_a_cache(
     assert asked.find(Status("a")) == b"folder: /a\n" + held + b"open: 3\n"
 
 
+@pytest.mark.parametrize(("counted", "told"), [(1, 0), (3, 2), (0, 0)])
+def test_who_reads_the_status_is_not_told_of_himself(tmp_path: Path, counted: int, told: int) -> None:
+    clock = Clock()
+    source: Any = Cache(clock, [], clock.now)
+    asked = Finding(source, Staging(tmp_path), -1, TIMEOUT_S)
+    asked.facts = lambda: {"open": 1, "waiting": counted}
+    said = asked.find(Status(""))
+    assert isinstance(said, bytes)
+    assert said.endswith(b"open: 1\nwaiting: %d\n" % told)
+
+
 def test_what_could_not_be_written_is_told_by_its_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -55,10 +56,14 @@ def test_what_is_kept_of_a_mount_is_where_every_environment_finds_it(
 
 @pytest.fixture
 def parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """As /run/user/UID/stoker, which is not there yet, and /tmp/stoker-UID."""
-    found = tmp_path / "run" / "7" / "stoker", tmp_path / "tmp"
-    monkeypatch.setattr(settings, "_mounts_parents", lambda: found)
-    return found
+    """As /run/stoker-0, where there is no /run yet, and /tmp/stoker-0."""
+    in_run, in_tmp = tmp_path / "run" / "7" / "stoker", tmp_path / "tmp"
+
+    def found() -> tuple[Path, Path]:
+        return (in_run, in_tmp) if settings._is_own_folder(in_run.parent) else (in_tmp, in_run)
+
+    monkeypatch.setattr(settings, "_mounts_parents", found)
+    return in_run, in_tmp
 
 
 def test_a_mount_is_found_also_by_who_has_another_folder_for_it(
@@ -68,7 +73,7 @@ def test_a_mount_is_found_also_by_who_has_another_folder_for_it(
     place = MountPlace("/m")
     assert place.take()
     assert place.path.is_relative_to(in_tmp)
-    in_run.parent.mkdir(parents=True)  # somebody logs in
+    in_run.parent.mkdir(parents=True)
     again = MountPlace("/m")
     assert (again.path, again.is_held(), again.take()) == (place.path, True, False)
     other = MountPlace("/other")
@@ -77,7 +82,7 @@ def test_a_mount_is_found_also_by_who_has_another_folder_for_it(
     place.leave()
     assert MountPlace("/m").path.is_relative_to(in_run)
 
-    monkeypatch.setattr(settings, "_is_own_folder", lambda path: False)  # and out again
+    monkeypatch.setattr(settings, "_is_own_folder", lambda path: False)  # and not any more
     assert MountPlace("/m").path.is_relative_to(in_tmp)
     assert (MountPlace("/other").path, MountPlace("/other").is_held()) == (other.path, True)
     other.let_go()  # as one that was killed
@@ -99,6 +104,77 @@ def test_one_folder_has_one_holder_wherever_each_keeps_it(parents: tuple[Path, P
     second.leave()
 
 
+def test_mounts_of_a_user_outlast_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes /run/user/UID away when the user logs out; what was kept there before is found."""
+    uid = 1_000_000 + os.getpid()
+    in_tmp, in_run = Path(f"/tmp/stoker-{uid}"), Path(f"/run/user/{uid}/stoker")
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    monkeypatch.setattr(settings, "_is_own_folder", lambda path: True)
+    assert settings._mounts_parents() == (in_tmp, in_run)
+    in_tmp.mkdir(mode=0o700)
+    try:  # by another user, who keeps nobody from mounting
+        assert settings._mounts_parents() == (in_run, in_tmp)
+    finally:
+        in_tmp.rmdir()
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert settings._mounts_parents() == (Path("/run/stoker-0"), Path("/tmp/stoker-0"))
+    monkeypatch.setattr(settings, "_is_own_folder", lambda path: False)
+    assert settings._mounts_parents() == (Path("/tmp/stoker-0"), Path("/run/stoker-0"))
+
+
+def can_be_cleared(path: Path) -> bool:
+    """By systemd-tmpfiles, which does as this does."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(folder)
+    return True
+
+
+def test_who_cleans_tmp_leaves_what_is_held_alone(tmp_path: Path) -> None:
+    place, another = MountPlace(str(tmp_path)), MountPlace(str(tmp_path))
+    with place.kept():
+        assert not can_be_cleared(place.path), "it is about to be taken"
+    assert not place.path.exists(), "nothing came of it"
+    assert place.take()
+    place.log_path.touch()
+    assert not can_be_cleared(place.path)
+    assert not another.take()
+    with another.kept():
+        pass
+    assert not can_be_cleared(place.path)
+    place.let_go()
+    assert can_be_cleared(place.path)
+    assert another.take()
+    assert not can_be_cleared(place.path)
+    another.leave()
+    assert can_be_cleared(place.path)
+    place.log_path.unlink()
+    place.path.rmdir()
+
+
+def test_who_takes_it_waits_for_who_clears_it_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = MountPlace(str(tmp_path))
+    place.path.mkdir(parents=True)
+    clearing = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(clearing, fcntl.LOCK_EX)
+    waited: list[float] = []
+
+    def cleared(seconds: float) -> None:
+        waited.append(seconds)
+        place.path.rmdir()
+        os.close(clearing)
+
+    monkeypatch.setattr(places.time, "sleep", cleared)
+    assert place.take()
+    assert len(waited) == 1
+    assert (place.is_held(), can_be_cleared(place.path)) == (True, False)
+    place.leave()
+
+
 def test_where_others_may_write_no_mount_is_looked_for(parents: tuple[Path, Path]) -> None:
     in_run, in_tmp = parents
     place = MountPlace("/m")
@@ -110,7 +186,7 @@ def test_where_others_may_write_no_mount_is_looked_for(parents: tuple[Path, Path
 
 
 def test_what_is_kept_may_be_cleared_away_meanwhile(tmp_path: Path) -> None:
-    """As /run/user/UID is when the user logs out."""
+    """As /run/user/UID is when the user logs out, and /tmp by who must."""
     place = MountPlace(str(tmp_path))
     assert place.take()
     shutil.rmtree(place.path)

@@ -11,7 +11,8 @@ import pytest
 
 from stoker.cache.mount import device, holding, places
 from stoker.cache.mount.holder import HolderConfig
-from stoker.cache.mount.places import MountPlace, mounted_on
+from stoker.cache.mount.places import BucketPlace, MountInfo, MountPlace, mounted_on
+from stoker.cli import mount
 from stoker.cli.main import build_parser
 from stoker.cli.main import main as stoker
 from stoker.cli.mount_plan import plan, take_away
@@ -114,6 +115,12 @@ def test_paths_are_where_the_command_was_typed(
         (("--timeout=3651d",), "--timeout 3651d: give at most ten years"),
         ((f"--cache-ttl={'9' * 400}d",), "--cache-ttl .*: give at most ten years"),
         ((f"--capacity={'9' * 400}",), "--capacity .*: no disk is that large"),
+        (
+            ("--capacity=0",),
+            "--capacity: 0 is too little: give at least 20 MB, for what is large is kept in blocks of",
+        ),
+        (("-o", "capacity=1KB"), "--capacity: 1KB is too little: give at least 20 MB"),
+        (("--capacity=19.9MB",), "--capacity: 19.9MB is too little"),
         ((f"--uid={'9' * 5000}",), "--uid .*: give a number"),
         (("--names-max=999",), "--names-max 999: give at least 1000"),
         (("-o", "names_max=many"), "--names-max many: give a number"),
@@ -270,3 +277,34 @@ def test_what_is_mounted_since_is_not_taken_away(
     monkeypatch.setattr(device, "unmount", lambda folder, is_lazy: ended.append(folder))
     take_away(there._replace(number="0:40"), left)
     assert ended == []
+
+
+def test_who_reloads_waits_for_another_daemon_that_answers_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = MountPlace(str(tmp_path))
+    fleet = BucketPlace(endpoint="", bucket="", prefix="")
+
+    def said(daemon_pid: int, *, answers: bool) -> MountInfo:
+        return MountInfo(
+            folder=str(tmp_path),
+            source="",
+            pid=1,
+            place=fleet,
+            is_ready=True,
+            daemon_pid=daemon_pid,
+            answers=answers,
+        )
+
+    coming = [said(7, answers=True), None, said(8, answers=False), said(8, answers=True)]
+    monkeypatch.setattr(place, "info", lambda: coming.pop(0))
+    holder = os.pidfd_open(os.getpid())
+    try:
+        mount._wait_for_next(place, holder, 7)
+        assert not coming
+        monkeypatch.setattr(place, "info", lambda: said(8, answers=False))
+        monkeypatch.setattr(mount, "_RELOADED_S", 0.05)
+        with pytest.raises(EnvironmentProblem, match="has no new daemon that answers after"):
+            mount._wait_for_next(place, holder, 7)
+    finally:
+        os.close(holder)

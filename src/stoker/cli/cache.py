@@ -26,6 +26,7 @@ from stoker.cli.cache_envoy import add_envoy_parser
 from stoker.cli.cache_link import add_link_parser, link_age_max_s
 from stoker.cli.cache_load import add_load_parser
 from stoker.cli.cache_observe import ObserveFile, add_observe_options, observe_settings, write_logs
+from stoker.cli.cache_options import CAPACITY_BYTES_MIN, parse_capacity_bytes
 from stoker.cli.cache_top import add_top_parser
 from stoker.errors import ConfigError
 from stoker.settings import cache_settings, environment
@@ -141,7 +142,9 @@ def _add_serve(commands: Any) -> None:
         help="who may connect to the Unix socket, as chmod has it; default 0600: this user only",
     )
     server.add_argument("--dir", metavar="DIR", help="where blocks are kept; one server each")
-    server.add_argument("--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB")
+    server.add_argument(
+        "--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB; 5MB at least"
+    )
     server.add_argument(
         "--egress",
         metavar="SIZE",
@@ -246,7 +249,7 @@ def serve_settings(arguments: argparse.Namespace) -> ServerSettings:
     check_blob_buckets(blobs, buckets)
     return ServerSettings(
         folder=Path(folder),
-        capacity_bytes=_size("--capacity", capacity),
+        capacity_bytes=parse_capacity_bytes(capacity, CAPACITY_BYTES_MIN),
         host=host,
         port=port,
         unix_path=arguments.unix or file.unix,

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stoker.base.units import parse_duration_s
+from stoker.base.units import format_bytes, parse_duration_s, parse_size_bytes
 from stoker.cache.client.client import CacheClient
 from stoker.errors import ConfigError
 from stoker.settings import ClientTlsFiles, cache_settings
 
 SCHEME = "stoker://"
+CAPACITY_BYTES_MIN = 5_000_000
+"""Room for one block, and to write small objects anew."""
 WHERE = "Without --endpoint and --token, STOKER_CACHE_ENDPOINT and STOKER_CACHE_TOKEN say where."
 
 
@@ -116,6 +118,23 @@ def seconds(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r}: give a time above 0")
     return value
+
+
+def parse_capacity_bytes(said: str | int, least_bytes: int) -> int:
+    """What `--capacity` says: how much disk a cache takes at most. Raises ConfigError, also for less than the least, in
+    which nothing large would find room."""
+    try:
+        size_bytes = said if isinstance(said, int) else parse_size_bytes(said)
+    except ValueError as error:
+        raise ConfigError(f"--capacity: {error}") from None
+    except OverflowError:
+        raise ConfigError(f"--capacity {said}: no disk is that large") from None
+    if size_bytes < least_bytes:
+        raise ConfigError(
+            f"--capacity: {said} is too little: give at least {format_bytes(least_bytes)}, for what is large is kept "
+            "in blocks of 4 MiB"
+        )
+    return size_bytes
 
 
 def count(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 
@@ -62,11 +63,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    _open_closed()
     try:
         return _run(argv)
     finally:
         if argv is None:  # it is this process's command, and done: Ctrl-C changes its exit code no more
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _open_closed() -> None:
+    """Streams that whoever has started this has closed (`2>&-`) lead nowhere: else what is opened next would have their
+    numbers, and children would take it for theirs."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)  # of the lowest number that is free
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, "r" if name == "stdin" else "w", closefd=False))
 
 
 def _run(argv: list[str] | None) -> int:

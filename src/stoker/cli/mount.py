@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import socket
 import sys
@@ -11,6 +12,8 @@ import time
 from typing import Any
 
 from stoker.cache.mount import device, holding
+from stoker.cache.mount.holder import HolderConfig
+from stoker.cache.mount.leftovers import clear_left
 from stoker.cache.mount.places import (
     FILE_SYSTEM,
     MountedThere,
@@ -28,6 +31,8 @@ from stoker.settings import notify_socket
 
 _GONE_S = 60.0
 """A holder gives its daemon and its cache their time to end."""
+_RELOADED_S = 60.0
+_LOOK_S = 0.02
 _MOUNT_EXAMPLES = """\
 examples:
   stoker mount s3://bucket/imagenet /data/imagenet          until Ctrl-C, through a cache of its own
@@ -74,7 +79,7 @@ def add_mount_parsers(subparsers: Any) -> None:
     where.add_argument(
         "--cache-dir", metavar="DIR", help="a cache on this machine, found again by the next mount"
     )
-    where.add_argument("--capacity", metavar="SIZE", help="of that cache, at most (20GB)")
+    where.add_argument("--capacity", metavar="SIZE", help="of that cache, at most (20GB; 20MB is the least)")
     looks = parser.add_argument_group("what it looks like")
     looks.add_argument("--uid", metavar="N", help="whom all belongs to (you)")
     looks.add_argument("--gid", metavar="N", help="and which group (yours)")
@@ -149,7 +154,14 @@ def _mount(arguments: argparse.Namespace) -> int:
     take_options(arguments)
     folder = _folder(arguments.folder)
     check_folder(folder, may_have_files=arguments.nonempty)
-    config, place = plan(arguments, folder), MountPlace(folder)
+    place = MountPlace(folder)
+    with place.kept():
+        clear_left()
+        return _hold(arguments, plan(arguments, folder), place)
+
+
+def _hold(arguments: argparse.Namespace, config: HolderConfig, place: MountPlace) -> int:
+    folder = config.folder
     if arguments.daemon:
         pid = holding.start(config, place)
         print_json({"folder": folder, "source": config.source, "pid": pid}) if arguments.json else print(
@@ -236,6 +248,7 @@ def _reload(folder: str) -> int:
             if not place.is_held():  # its number may be another one's by now
                 raise ProcessLookupError
             signal.pidfd_send_signal(holder, signal.SIGHUP)
+            _wait_for_next(place, holder, info.daemon_pid)
         finally:
             os.close(holder)
     except ProcessLookupError:
@@ -247,6 +260,21 @@ def _reload(folder: str) -> int:
             f"process {info.pid}, which holds the mount on {folder}, cannot be told: {error.strerror}"
         ) from None
     return 0
+
+
+def _wait_for_next(place: MountPlace, holder: int, last: int) -> None:
+    """Until another daemon than that one answers. Raises EnvironmentProblem."""
+    until = time.monotonic() + _RELOADED_S
+    while (info := place.info()) is None or info.daemon_pid == last or not info.answers:
+        why = ""
+        if select.select([holder], [], [], _LOOK_S)[0]:
+            why = "has ended in place of starting its daemon anew"
+        elif time.monotonic() > until:
+            why = f"has no new daemon that answers after {_RELOADED_S:g} s, and goes on trying"
+        if why:
+            raise EnvironmentProblem(
+                f"the mount on {place.folder} {why}: its log says why ({place.log_path})"
+            )
 
 
 def _who_has(folder: str) -> str:

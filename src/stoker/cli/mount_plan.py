@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import xxhash
 from msgspec.structs import replace
 
-from stoker.base.units import parse_duration_s, parse_size_bytes
+from stoker.base.units import parse_duration_s
 from stoker.cache.embedded import DEFAULT_CAPACITY_BYTES
 from stoker.cache.mount import device
 from stoker.cache.mount.holder import HolderConfig
@@ -28,7 +28,7 @@ from stoker.cache.mount.places import (
     mounted_on,
 )
 from stoker.cache.mount.state import MountSettings
-from stoker.cli.cache_options import SCHEME, parse_below, warn
+from stoker.cli.cache_options import SCHEME, parse_below, parse_capacity_bytes, warn
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import ClientTlsFiles, cache_settings
 
@@ -38,6 +38,8 @@ _TIME_MAX_S = 3650 * 86400.0
 _DIGITS_MAX = 10
 _NAMES_MIN = 1000
 """Fewer than a list has on a page the kernel would forget while it is read."""
+_CAPACITY_BYTES_MIN = 20_000_000
+"""Who reads on in a file has several blocks fetched ahead at a time."""
 
 
 def settings_of(arguments: argparse.Namespace) -> MountSettings:
@@ -89,7 +91,12 @@ def _planned(arguments: argparse.Namespace, folder: str) -> HolderConfig:
     if not source.startswith(SCHEME):
         return _embedding(base, arguments, _origin(source))
     below = parse_below(source)
-    endpoint, token = arguments.endpoint or where.endpoint, _token(arguments) or where.token
+    endpoint, token = arguments.endpoint or where.endpoint, _token(arguments)
+    token_from = (
+        f"--token-file {arguments.token_file}" if token else ("STOKER_CACHE_TOKEN" if where.token else "")
+    )
+    token = token or where.token
+    base = replace(base, token_from=token_from)
     if endpoint is None:
         raise ConfigError(
             f"{source}: say where its cache server is: --endpoint http://HOST:PORT, or set STOKER_CACHE_ENDPOINT"
@@ -210,12 +217,7 @@ def take_away(there: MountedThere, place: MountPlace) -> None:
 def _embedding(base: HolderConfig, arguments: argparse.Namespace, origin_url: str) -> HolderConfig:
     capacity_bytes = DEFAULT_CAPACITY_BYTES
     if arguments.capacity is not None:
-        try:
-            capacity_bytes = parse_size_bytes(arguments.capacity)
-        except ValueError as error:
-            raise ConfigError(f"--capacity: {error}") from None
-        except OverflowError:
-            raise ConfigError(f"--capacity {arguments.capacity}: no disk is that large") from None
+        capacity_bytes = parse_capacity_bytes(arguments.capacity, _CAPACITY_BYTES_MIN)
     directory = arguments.cache_dir
     if directory is None:
         # The next mount of the same finds it again.

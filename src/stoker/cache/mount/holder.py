@@ -24,9 +24,9 @@ from stoker.cache.mount.own_cache import EmbeddedConfig, OwnCache
 from stoker.cache.mount.places import BucketPlace, MountInfo, MountPlace, is_on, mounted_on
 from stoker.cache.mount.retries import Retries
 from stoker.cache.mount.sampling import are_small
-from stoker.cache.mount.source_check import is_object, sizes_below
+from stoker.cache.mount.source_check import check_token, is_object, sizes_below
 from stoker.cache.mount.state import MountSettings
-from stoker.errors import ConfigError, EnvironmentProblem
+from stoker.errors import ConfigError, EnvironmentProblem, StokerError
 
 log = logging.getLogger("stoker.mount")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -44,7 +44,8 @@ _WAITS = "nobody finds the mount there any more, and it ends when those who have
 class HolderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One mount. `source`: what lists of mounts show. `place`, `behind`: as DaemonConfig has them; with `embedded`
     the endpoint is found. `staging_path`: where files lie that are written, until the origin has them.
-    `may_skip_opens`: the kernel opens files without asking where nearly all are small."""
+    `may_skip_opens`: the kernel opens files without asking where nearly all are small. `token_from`: what has said the
+    token that the server or fleet is shown."""
 
     folder: str
     source: str
@@ -56,6 +57,7 @@ class HolderConfig(msgspec.Struct, frozen=True, kw_only=True):
     runs_programs: bool = True
     staging_path: str = ""
     may_skip_opens: bool = False
+    token_from: str = ""
 
 
 class Holder:
@@ -151,9 +153,9 @@ class Holder:
 
     def _on_daemon_ready(self) -> None:
         self._is_daemon_ready, self._is_first = True, False
-        if not self._is_ready:
-            self._is_ready = True
-            self._say()
+        was_ready, self._is_ready = self._is_ready, True
+        self._say()
+        if not was_ready:
             self._on_ready(self._warning)
 
     def _on_daemon_end(self, code: int) -> None:
@@ -251,9 +253,15 @@ class Holder:
         and ConfigError where it is no folder."""
         config, settings = self._config, self._config.settings
         is_to_be_chosen = config.may_skip_opens and settings.wants_passthrough
-        sizes_bytes = sizes_below(
-            config.place, settings.timeout_s, is_sampled=is_to_be_chosen, is_writable=settings.is_writable
-        )
+        try:
+            sizes_bytes = sizes_below(
+                config.place, settings.timeout_s,
+                is_sampled=is_to_be_chosen, is_writable=settings.is_writable, token_from=config.token_from,
+            )  # fmt: skip
+        except StokerError:
+            if config.behind is not None:
+                check_token(config.behind, settings.timeout_s, config.token_from)
+            raise
         if not sizes_bytes:
             # A cache of the mount's own knows nothing but what lies below.
             own = config.embedded if config.behind is None else None
@@ -271,7 +279,7 @@ class Holder:
         config = self._config
         info = MountInfo(
             folder=config.folder, source=config.source, pid=os.getpid(), place=config.place, is_ready=self._is_ready,
-            daemon_pid=0 if self._daemon is None else self._daemon.pid,
+            daemon_pid=0 if self._daemon is None else self._daemon.pid, answers=self._is_daemon_ready,
         )  # fmt: skip
         try:
             self._place.say(info)

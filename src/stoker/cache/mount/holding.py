@@ -50,8 +50,7 @@ def hold(config: HolderConfig, place: MountPlace, on_ready: Callable[[str], None
 
 def start(config: HolderConfig, place: MountPlace) -> int:
     """In a process of its own; its number, once it is mounted. Raises StokerError, of what kind its exit code says."""
-    place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(place.log_path, "ab") as logged:
+    with place.open_log() as logged:
         child = subprocess.Popen(
             # -P: a user's own queue.py or http.py is not Python's
             [sys.executable, "-P", "-m", "stoker.cache.mount.holding"],

@@ -1,7 +1,8 @@
 """Which mounts there are on this machine: where, of what, and by whom they are held.
 
 Nothing here looks at what is mounted, which could wait for ever: the kernel's list of mounts says what is there, and a
-lock in a folder of this user's whether anybody holds it.
+lock in a folder of this user's whether anybody holds it. That folder itself has a BSD lock on it for as long: by that
+systemd-tmpfiles and `leftovers` know what to leave alone.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import re
 import shutil
 import struct
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import xxhash
@@ -29,9 +31,13 @@ _LOG_BYTES_MAX = 16_000_000
 """It lies in memory, as all below /run does."""
 _FIELDS_MIN, _MORE_FIELDS_MIN = 5, 3
 _SOCKET_BYTES_MAX = 100
+LOG_NAME = "log"
 _LOCK_NAME = "lock"
 _LOCK = struct.Struct("@hhqqi0q")
 """A `struct flock`: kind, from where, begin, length (0: all), process (0: it belongs to the open file)."""
+_CLEARING_S = 5.0
+"""Who clears up is done much sooner. What else has locked the folder as they do keeps nobody from mounting."""
+_AGAIN_S = 0.01
 _LINKS_MAX = 40
 """As many as the kernel follows."""
 
@@ -57,7 +63,8 @@ class BucketPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a holder says of itself."""
+    """What a holder says of itself. `is_ready`: it is mounted; `answers`: by this daemon, which others may have been
+    before."""
 
     folder: str
     source: str
@@ -65,6 +72,7 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     place: BucketPlace
     is_ready: bool = False
     daemon_pid: int = 0
+    answers: bool = False
 
 
 class MountPlace:
@@ -73,12 +81,11 @@ class MountPlace:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        name = xxhash.xxh3_64_hexdigest(os.fsencode(folder))
-        self._all = [above / name for above in (mounts_dir(), *other_mounts_dirs())]
+        self._all = [above / place_name(folder) for above in (mounts_dir(), *other_mounts_dirs())]
         # Of one that was left more is to be cleared away than of none.
         known = [path for path in self._all if (path / _LOCK_NAME).exists()]
-        self.path = next((path for path in known if _is_locked(path)), (known or self._all)[0])
-        self._lock_fd: int | None = None
+        self.path = next((path for path in known if is_locked(path)), (known or self._all)[0])
+        self._held: list[int] = []
 
     @property
     def state_path(self) -> Path:
@@ -88,7 +95,7 @@ class MountPlace:
     @property
     def log_path(self) -> Path:
         """Where a holder in the background and its daemons log."""
-        return self.path / "log"
+        return self.path / LOG_NAME
 
     @property
     def token_path(self) -> Path:
@@ -114,27 +121,47 @@ class MountPlace:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def open_log(self) -> BinaryIO:
+        """What is written to it comes last. Raises OSError."""
+        while True:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # who held it has just left
+                return open(self.log_path, "ab")
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """By who is about to have it taken: meanwhile nobody clears away what is in it. Raises OSError."""
+        folder = self._locked_folder()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # there is something in it
+                self.path.rmdir()
+            os.close(folder)
+
     def take(self) -> bool:
         """Hold it, until this process ends; False where another one does."""
         while True:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = self._locked_folder()
             try:
                 fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except FileNotFoundError:
+                os.close(folder)
                 continue  # who held it has just left
+            self._held = [fd, folder]
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK))
             except (BlockingIOError, PermissionError):  # POSIX has either
-                os.close(fd)
+                self.let_go()
                 return False
-            if self._is_lock(fd):
-                if any(_is_locked(other) for other in self._all if other != self.path):
+            # Else others would not find it: it was removed by who had it.
+            if _is_at(fd, self._lock_path) and _is_at(folder, self.path):
+                if any(is_locked(other) for other in self._all if other != self.path):
                     self._lock_path.unlink(missing_ok=True)
-                    os.close(fd)
+                    self.let_go()
                     return False
-                self._lock_fd = fd
                 return True
-            os.close(fd)
+            self.let_go()
 
     def is_known(self) -> bool:
         """Whether it is known who holds it, if anybody does. Where it is not, a process may well: in a container, or
@@ -143,7 +170,7 @@ class MountPlace:
 
     def is_held(self) -> bool:
         """Whether a process is known to hold it. To look is in nobody's way who takes it, or looks as well."""
-        return _is_locked(self.path)
+        return is_locked(self.path)
 
     def say(self, info: MountInfo) -> None:
         """For others, who it is that holds it."""
@@ -168,41 +195,74 @@ class MountPlace:
 
     def leave(self) -> None:
         """By who holds it: nothing of it is needed any more, and others may take it. What was logged stays."""
-        try:
-            kept = list(self.path.iterdir())
-        except FileNotFoundError:  # the system clears away what is in /run when the user has logged out
-            kept = []
-        for path in kept:
-            if path in (self.log_path, self._lock_path):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        self._lock_path.unlink(missing_ok=True)  # from here on it may be another one's
+        # The lock last: from there on it may be another one's.
+        remove_but(self.path, LOG_NAME, _LOCK_NAME)
+        self._lock_path.unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
         self.let_go()
 
     def let_go(self) -> None:
         """By who holds it: others may take it with all that is in it."""
-        assert self._lock_fd is not None
-        os.close(self._lock_fd)
-        self._lock_fd = None
+        assert self._held
+        for fd in self._held:
+            os.close(fd)
+        self._held = []
 
     @property
     def _lock_path(self) -> Path:
         return self.path / _LOCK_NAME
 
-    def _is_lock(self, fd: int) -> bool:
-        """Whether others would find it: not one that was removed by who had it."""
-        try:
-            return os.path.samestat(os.fstat(fd), os.stat(self._lock_path))
-        except FileNotFoundError:
-            return False
+    def _locked_folder(self) -> int:
+        """Its folder, made if need be, with a lock that others may share."""
+        until = time.monotonic() + _CLEARING_S
+        while True:
+            mounts_dir()  # were it cleared away, it could be another user's by now
+            try:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # somebody has just cleared it away
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if _is_at(fd, self.path):
+                    return fd
+            if time.monotonic() > until:
+                return fd
+            os.close(fd)
+            time.sleep(_AGAIN_S)
 
 
-def _is_locked(path: Path) -> bool:
+def place_name(folder: str) -> str:
+    """Of what is kept of the mount on a folder."""
+    return xxhash.xxh3_64_hexdigest(os.fsencode(folder))
+
+
+def remove_but(path: Path, *names: str) -> None:
+    """All that is in a folder, if it is there, but what has one of these names."""
+    try:
+        found = list(path.iterdir())
+    except FileNotFoundError:  # the system clears away what is in /run when the user has logged out
+        found = []
+    for one in found:
+        if one.name in names:
+            continue
+        if one.is_dir() and not one.is_symlink():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether what is open is what others find there."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the mount that is kept in a folder."""
     try:
         fd = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -25,11 +25,13 @@ _LISTED_OTHERWISE = frozenset(("file", "http", "https", "memory"))
 """A folder has to be there, or is answered with a page as if it were an object."""
 
 
-def sizes_below(place: BucketPlace, timeout_s: float, *, is_sampled: bool, is_writable: bool) -> list[int]:
-    """How large files there are: of a sample, or of one; none: there are none. Raises what the cache says, CacheError
-    where it lets nobody in who shows this token, and WriteRefused where nobody may write who wants to."""
-    prefix = place.prefix.strip("/")
-    below = f"{prefix}/" if prefix else ""  # not what only begins so
+def sizes_below(
+    place: BucketPlace, timeout_s: float, *, is_sampled: bool, is_writable: bool, token_from: str = ""
+) -> list[int]:
+    """How large files there are: of a sample, or of one; none: there are none. `token_from`: who said the token that it
+    is shown. Raises what the cache says, CacheError where it lets nobody in who shows this token, and WriteRefused
+    where nobody may write who wants to."""
+    below = _below(place)
     try:
         with _client(place, timeout_s) as client:
             if is_writable:
@@ -38,14 +40,35 @@ def sizes_below(place: BucketPlace, timeout_s: float, *, is_sampled: bool, is_wr
                 return sample(client, place.bucket, below)
             return [one.size_bytes for one in client.list_page(place.bucket, below, None, 1).objects]
     except NotAuthenticated as error:
-        why = (
-            "does not know the token that it is shown" if place.token else "wants a token, and is shown none"
-        )
-        raise CacheError(
-            f"the cache at {place.endpoint} {why}: say --token-file FILE, or set STOKER_CACHE_TOKEN ({error})"
-        ) from None
+        raise _not_known(place, token_from, error) from None
     except AccessDenied as error:
         raise CacheError(str(error)) from None
+
+
+def check_token(place: BucketPlace, timeout_s: float, token_from: str) -> None:
+    """Where a cache in front of it has failed: whether that is for what the user has said, which only this knows.
+    Raises CacheError where it lets nobody in who shows this token."""
+    try:
+        with _client(place, timeout_s) as client:
+            client.list_page(place.bucket, _below(place), None, 1)
+    except NotAuthenticated as error:
+        raise _not_known(place, token_from, error) from None
+    except (StokerError, OSError, TimeoutError):
+        pass
+
+
+def _not_known(place: BucketPlace, token_from: str, error: Exception) -> CacheError:
+    shown = f"the token of {token_from}" if token_from else "the token that it is shown"
+    why = f"does not know {shown}" if place.token else "wants a token, and is shown none"
+    return CacheError(
+        f"the cache at {place.endpoint} {why}: say --token-file FILE, or set STOKER_CACHE_TOKEN ({error})"
+    )
+
+
+def _below(place: BucketPlace) -> str:
+    """What keys begin with, and not what only begins so."""
+    prefix = place.prefix.strip("/")
+    return f"{prefix}/" if prefix else ""
 
 
 def check_writable(client: CacheClient, bucket: str, prefix: str) -> None:
