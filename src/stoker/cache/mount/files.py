@@ -70,10 +70,13 @@ class Files:
                 return [*state.changed(node.path, at), refused(unique, errno.ESTALE)]
             # As those do who have opened it meanwhile.
             way = state.handles.backing_of(node.number)
-            backing_id = answer if isinstance(answer, int) else 0
+            # What was written anew meanwhile is not what was asked for.
+            is_still_it = node.version == question.version and self._may_be_backed(node)
+            backing_id = answer if isinstance(answer, int) and is_still_it else 0
             return self._opened(unique, node, backing_id if way is None else way)
 
-        return state.waiting.ask(unique, Back(node.number, node.path, node.version), then, now)
+        question = Back(node.number, node.path, node.version)
+        return state.waiting.ask(unique, question, then, now)
 
     def read(self, header: Header, asked: Reading, now: float) -> list[Effect]:
         """Bytes of a file."""
