@@ -373,3 +373,18 @@ def test_at_the_end_all_is_put() -> None:
     (put,) = mount.puts()
     mount.answer(put, found(1))
     assert len(mount.core.state.staged) == 0
+
+
+def test_a_new_file_that_a_daemon_before_has_renamed_is_renamed() -> None:
+    """The origin knows nothing of it under either name."""
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x" * 10)
+    first = mount.rename("a", "b")
+    assert mount.code(first) == 0
+    mount.restart()
+    again = mount.rename("a", "b", unique=first | RESENT)
+    mount.answer(Rename("a", "b", True), Failed(errno.ENOENT))
+    assert mount.code(again) == 0
+    mount.close(node, handle)
+    assert [put.path for put in mount.puts()] == ["b"]
