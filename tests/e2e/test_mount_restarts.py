@@ -67,6 +67,39 @@ def test_readers_do_not_notice_that_the_daemon_is_killed(origin: Path, tmp_path:
         assert mount.end() == 0
 
 
+def stands_in_the_kernel(process: psutil.Process) -> bool:
+    """Whether a thread of it waits where no signal ends that."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            if (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"D":
+                return True
+    return False
+
+
+def test_a_daemon_that_is_killed_while_the_kernel_has_it_wait_is_replaced(tmp_path: Path) -> None:
+    """For who looks something up, who waits for the daemon: it does not end before that is answered."""
+    made = SlowOrigin()
+    with running(made), mounted(tmp_path / "m", made.url) as mount:
+        mount.sh("ls $0/s/0001 > /dev/null")
+        made.hold()
+        made.asked.clear()
+        with (
+            mount.looking("stat", "-c", "%s", f"{mount.folder}/s/0400") as looks,
+            contextlib.ExitStack() as last,
+        ):
+            last.callback(made.release)
+            wait_for(lambda: made.asked, why="look at the origin")
+            refreshes = last.enter_context(mount.looking("stat", f"{mount.folder}/s/.stoker-refresh"))
+            daemon = mount.daemon()
+            wait_for(lambda: stands_in_the_kernel(daemon), why="wait for who looks")
+            mount.kill_daemon()
+            made.release()
+            assert "No such file" in looks.finish().err
+            assert refreshes.finish().code == 0
+        wait_for(lambda: not psutil.pid_exists(daemon.pid), why="end of the first daemon")
+        assert mount.end() == 0
+
+
 def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "m", origin) as mount, read_by_many(mount, tmp_path) as count:
         for _ in range(2):

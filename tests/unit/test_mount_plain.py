@@ -16,12 +16,13 @@ from stoker.cache.mount.answers import Open
 from stoker.cache.mount.core import MountCore
 from stoker.cache.mount.files import PLAIN
 from stoker.cache.mount.nodes import Node, NodeTable
-from stoker.cache.mount.questions import Ask, Effect, Put, Remember, StageSize
+from stoker.cache.mount.questions import Ask, Back, Effect, Find, Put, Remember, StageSize
 from stoker.cache.mount.records import records
 from stoker.cache.mount.requests import ROOT, Init, Opcode, parse
 from stoker.cache.mount.source_port import Found
-from tests.mount.kernel import FLAGS, Asked, packed
+from tests.mount.kernel import FLAGS, Asked, packed, unpacked_entry
 from tests.unit.test_mount_files import BY_REQUESTS, Opened, way
+from tests.unit.test_mount_putting import Writers, found
 
 SMALL_BYTES, LARGE_BYTES = 100, 4 << 20
 ATTRIBUTES = b"user.stoker."
@@ -198,6 +199,60 @@ def test_what_may_be_open_by_requests_unknown_to_all_is_never_read_by_the_kernel
     assert handle != PLAIN, "it is not one any more"
     new = Opened(size_bytes=LARGE_BYTES)
     assert isinstance(new.open()[0], Ask), "as others of its size are asked for"
+
+
+class Rewritten(Writers):
+    """A large file, which is written anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        unique = self.ask(Opcode.LOOKUP, ROOT, b"a\0")
+        self.answer(Find("a"), found(LARGE_BYTES))
+        self.node = unpacked_entry(self.said[unique][1]).node
+
+    def begin(self, size_bytes: int) -> int:
+        """A handle."""
+        flags = struct.pack("=II", os.O_WRONLY | os.O_TRUNC, 0)
+        code, said = self.said[self.ask(Opcode.OPEN, self.node, flags)]
+        assert not code
+        handle = int(struct.unpack_from("=Q", said)[0])
+        self.ask(
+            Opcode.SETATTR,
+            self.node,
+            struct.pack("=IIQQQQQQIIIIIIII", 1 << 3 | 1 << 6, 0, handle, size_bytes, *(0,) * 12),
+        )
+        return handle
+
+    def end(self, handle: int, size_bytes: int, version: str) -> None:
+        self.close(self.node, handle)
+        self.answer(self.puts()[0], found(size_bytes, version))
+        self.release(self.node, handle)
+
+    def opened(self) -> int:
+        """The OPEN of who reads it."""
+        return self.ask(Opcode.OPEN, self.node, bytes(8))
+
+
+def test_what_was_plain_for_a_while_the_next_daemon_knows_while_it_is_written_anew() -> None:
+    mount = Rewritten()
+    mount.end(mount.begin(SMALL_BYTES), SMALL_BYTES, "v2")
+    assert mount.node in mount.core.state.nodes.plain, "somebody opens it, and nobody hears of it"
+    handle = mount.begin(LARGE_BYTES)
+    mount.restart()
+    mount.end(handle, LARGE_BYTES, "v3")
+    _, said = mount.said[mount.opened()]
+    assert struct.unpack("=QIi", said)[1] == BY_REQUESTS
+
+
+def test_what_was_to_be_read_by_the_kernel_and_is_plain_by_then_is_not() -> None:
+    mount = Rewritten()
+    unique = mount.opened()
+    (back,) = (question for question in mount.asked if isinstance(question, Back))
+    mount.end(mount.begin(SMALL_BYTES), SMALL_BYTES, "v2")
+    assert mount.node in mount.core.state.nodes.plain
+    mount.answer(back, 7)
+    _, said = mount.said[unique]
+    assert struct.unpack("=QIi", said)[1:] == (BY_REQUESTS, 0)
 
 
 def test_nothing_is_written_down_of_a_plain_file_that_is_opened() -> None:

@@ -363,3 +363,18 @@ def test_after_fsync_and_a_restart_a_file_is_still_being_written() -> None:
     said = mount.said[mount.ask(Opcode.GETATTR, node, bytes(16))][1]
     assert struct.unpack_from("=QIIQQ", said)[0] == 0, "for no time"
     assert struct.unpack_from("=QIIQQ", said)[4] == 10
+
+
+def test_a_new_file_that_a_daemon_before_has_renamed_is_renamed() -> None:
+    """The origin knows nothing of it under either name."""
+    mount = Writers()
+    node, handle = mount.create("a")
+    mount.write(node, handle, b"x" * 10)
+    first = mount.rename("a", "b")
+    assert mount.code(first) == 0
+    mount.restart()
+    again = mount.rename("a", "b", unique=first | RESENT)
+    mount.answer(Rename("a", "b", True), Failed(errno.ENOENT))
+    assert mount.code(again) == 0
+    mount.close(node, handle)
+    assert [put.path for put in mount.puts()] == ["b"]

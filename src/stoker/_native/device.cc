@@ -13,6 +13,10 @@ namespace stoker {
 
 namespace {
 
+#ifndef FOPEN_NOFLUSH
+#define FOPEN_NOFLUSH (1 << 5)  // headers before Linux 5.16 do not have it
+#endif
+constexpr uint64_t IS_SENT_AGAIN = uint64_t{1} << 63;  // in a request's number: headers before 6.9 do not have it
 constexpr uint32_t KEPT = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH;
 constexpr uint32_t CHANGES = O_ACCMODE | O_TRUNC;
 
@@ -61,6 +65,8 @@ bool answers(const fuse_in_header& head, std::string_view body, const std::strin
     case FUSE_OPEN: {
       fuse_open_in asked;
       answer.open();
+      // What a daemon before has opened under a number of its own goes on under that.
+      if (head.unique & IS_SENT_AGAIN) return false;
       return taken(body, asked) && !(asked.flags & CHANGES) && plain.has(head.nodeid);
     }
     case FUSE_RELEASE: {

@@ -76,6 +76,19 @@ class Child:
         """Whether what it has said is that."""
         return os.read(self.output, 64).startswith(READY)
 
+    def is_dying(self) -> bool:
+        """Whether it runs no more, but has not ended: where it tells the kernel something it may stand there until what
+        others wait for is answered, SIGKILL or not."""
+        with open(f"/proc/{self.pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] == b"Z"
+
+    def is_over(self) -> bool:
+        """Whether it has ended, of one that was left to die: nothing is left of it then."""
+        if self._process.poll() is None:
+            return False
+        self._close()
+        return True
+
     def end(self) -> None:
         """Have it end."""
         self._process.terminate()

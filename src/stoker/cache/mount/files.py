@@ -50,16 +50,16 @@ class Files:
             return [refused(unique, errno.ESTALE)]
         if node.kind:
             return self._open_special(unique, node, now)
-        if flags & ACCESS_MODE:
+        if flags & (ACCESS_MODE | TRUNCATE):
             if not state.settings.is_writable:
                 return [refused(unique, errno.EROFS)]
             return self._writing.open(header, node, truncates=bool(flags & TRUNCATE), now=now)
-        if node.number in state.nodes.plain:
-            return [_open_answer(unique, PLAIN, 0)]
         again = state.handles.opened_by(unique)
         if again is not None:
             handle, opened = again
             return [_open_answer(unique, handle, opened.backing_id)]
+        if node.number in state.nodes.plain:
+            return [_open_answer(unique, PLAIN, 0)]
         way = state.handles.backing_of(node.number)
         if way is not None or not self._may_be_backed(node):
             return self._opened(unique, node, way or 0)
@@ -70,10 +70,13 @@ class Files:
                 return [*state.changed(node.path, at), refused(unique, errno.ESTALE)]
             # As those do who have opened it meanwhile.
             way = state.handles.backing_of(node.number)
-            backing_id = answer if isinstance(answer, int) else 0
+            # What was written anew meanwhile is not what was asked for.
+            is_still_it = node.version == question.version and self._may_be_backed(node)
+            backing_id = answer if isinstance(answer, int) and is_still_it else 0
             return self._opened(unique, node, backing_id if way is None else way)
 
-        return state.waiting.ask(unique, Back(node.number, node.path, node.version), then, now)
+        question = Back(node.number, node.path, node.version)
+        return state.waiting.ask(unique, question, then, now)
 
     def read(self, header: Header, asked: Reading, now: float) -> list[Effect]:
         """Bytes of a file."""

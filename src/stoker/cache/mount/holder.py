@@ -36,6 +36,7 @@ _FAILURES_MAX = 10
 _READY_S = 60.0
 _LOOK_S = 1.0
 _ENDS_S = 5.0
+_DIES_S = 0.5
 _FINISHES_S = 30.0
 """An unmounted daemon may write so long what it was left with, and some more."""
 _WAITS = "nobody finds the mount there any more, and it ends when those who have something open are done"
@@ -70,6 +71,9 @@ class Holder:
         self._on_ready = on_ready
         self._cache: OwnCache | None = None
         self._daemon: Child | None = None
+        self._dies_at: float | None = None
+        self._dying: list[Child] = []
+        """Those before it that stand in the kernel yet, until this one has answered what is in their way."""
         self._is_daemon_ready = False
         self._is_reloading = False
         self._daemon_again = Retries(_PAUSES_S, _QUICK_S)
@@ -127,10 +131,14 @@ class Holder:
                     if code == 0 or self._stops > 1:
                         return 0
                     self._on_daemon_end(code)
+                elif self._is_dead(daemon, time.monotonic()):
+                    self._dying.append(daemon)
+                    self._on_daemon_end(-signal.SIGKILL)
                 elif self._kill_at is not None and time.monotonic() > self._kill_at:
                     log.error("the daemon of the mount does not end: it is killed")
                     daemon.kill()
                     self._kill_at = None
+            self._dying = [one for one in self._dying if not one.is_over()]
             if self._cache is not None:
                 self._cache.step(readable, time.monotonic())
             if not self._is_ready and time.monotonic() > until:
@@ -138,6 +146,14 @@ class Holder:
                     f"the mount on {self._config.folder} is not ready after {_READY_S:g} s"
                 )
             self._place.shorten_log()
+
+    def _is_dead(self, daemon: Child, now: float) -> bool:
+        """Whether it runs no more, for longer than it takes to end."""
+        if not daemon.is_dying():
+            self._dies_at = None
+        elif self._dies_at is None:
+            self._dies_at = now + _DIES_S
+        return self._dies_at is not None and now >= self._dies_at
 
     def _watched(self, signals: int) -> list[int]:
         watched = [signals]
@@ -148,7 +164,12 @@ class Holder:
         return watched
 
     def _wait_s(self) -> float:
-        due = (self._daemon_again.at, self._kill_at, None if self._cache is None else self._cache.due())
+        due = (
+            self._daemon_again.at,
+            self._kill_at,
+            self._dies_at,
+            None if self._cache is None else self._cache.due(),
+        )
         return max(0.0, min([_LOOK_S, *(at - time.monotonic() for at in due if at is not None)]))
 
     def _on_daemon_ready(self) -> None:
@@ -159,7 +180,7 @@ class Holder:
             self._on_ready(self._warning)
 
     def _on_daemon_end(self, code: int) -> None:
-        self._daemon = self._kill_at = None
+        self._daemon = self._kill_at = self._dies_at = None
         if code == EXIT_STATE_GONE:
             raise EnvironmentProblem(
                 f"the mount on {self._config.folder} cannot be gone on with: somebody has removed what its daemon had "

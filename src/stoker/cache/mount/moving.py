@@ -108,6 +108,9 @@ class Moving:
                 state.known.drop(path, at)
                 state.known.drop(to, at)
                 if answer.code == errno.ENOENT and unique & RESENT:
+                    if (there := state.staged.at(to)) is not None and there.is_new:
+                        # A daemon before has renamed it, and the origin is yet to be told of it.
+                        return [done(unique), *state.busy.leave([path, to], at)]
                     return state.waiting.ask(unique, Find(to), found_out, at, is_patient=True)
                 return [refused(unique, answer.code), *state.busy.leave([path, to], at)]
             assert isinstance(answer, tuple)
