@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.mounting import MOUNT_MARKS, mounted
+from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, mounted
+from tests.e2e.run_helpers import wait_for
 
 pytestmark = [*MOUNT_MARKS, pytest.mark.timeout(240)]
 
@@ -51,6 +52,22 @@ def test_what_is_emptied_and_written_is_published_when_it_is_closed(tmp_path: Pa
             "empty": ["", "saved", "saved"],
             "r+": "once more",
         }
+
+
+def cut_by_a_reader(folder: str) -> list[int]:
+    """Opened to be read, and emptied by that: as on a local disk."""
+    fd = os.open(f"{folder}/text", os.O_RDONLY | os.O_TRUNC)
+    sizes = [os.fstat(fd).st_size, len(os.pread(fd, 100, 0))]
+    os.close(fd)
+    return [*sizes, os.stat(f"{folder}/text").st_size]
+
+
+def test_who_only_reads_may_empty_a_file(tmp_path: Path, origin: Path) -> None:
+    old = origin / "text"
+    assert old.stat().st_size
+    with mounted(tmp_path / "here", origin, "--writable") as mount:
+        assert mount.call(cut_by_a_reader, str(mount.folder)) == [0, 0, 0]
+        wait_for(lambda: not old.stat().st_size, WAIT_S, "the empty one")
 
 
 def overfilled(folder: str) -> list[str]:

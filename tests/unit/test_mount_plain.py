@@ -3,6 +3,7 @@ in two ways."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import socket
@@ -18,7 +19,7 @@ from stoker.cache.mount.files import PLAIN
 from stoker.cache.mount.nodes import Node, NodeTable
 from stoker.cache.mount.questions import Ask, Back, Effect, Find, Put, Remember, StageSize
 from stoker.cache.mount.records import records
-from stoker.cache.mount.requests import ROOT, Init, Opcode, parse
+from stoker.cache.mount.requests import RESENT, ROOT, Init, Opcode, parse
 from stoker.cache.mount.source_port import Found
 from tests.mount.kernel import FLAGS, Asked, packed, unpacked_entry
 from tests.unit.test_mount_files import BY_REQUESTS, Opened, way
@@ -92,6 +93,30 @@ def test_plain_files_are_opened_and_closed_by_who_reads(reader: Reader) -> None:
     assert reader.answers() == [(1, 0, opened), (2, 0, b"")]
     reader.plain.discard(7)
     assert reader.hands_on(opens(7)) == [1]
+
+
+def test_what_is_opened_again_after_a_daemons_death_is_handed_on(reader: Reader) -> None:
+    """It may have been opened under a number of its own."""
+    reader.plain.add(7)
+    reader.kernel.send(packed(2 | RESENT, opens(7)))
+    assert read_request(reader.device.fileno(), reader.buffer, ATTRIBUTES, reader.plain)
+    assert reader.answers() == []
+
+
+def test_what_a_daemon_before_opened_otherwise_is_open_so() -> None:
+    """It was large then, or was being written, and is a plain file for the next daemon."""
+    mount = Opened(size_bytes=SMALL_BYTES, packed_bytes_max=10)
+    (asked,) = mount.open()
+    assert isinstance(asked, Ask)
+    (reply,) = mount.answer(asked, None)
+    handle, request = way(reply)[0], mount.unique
+    snapshot = [record for data in mount.core.snapshot() for record in records(data)]
+    following = MountCore(dataclasses.replace(mount.core.state.settings, packed_bytes_max=1000))
+    following.restore(snapshot)
+    following.begin(2, mount.now)
+    assert mount.node in following.state.nodes.plain
+    effects = following.step(parse(packed(request | RESENT, opens(mount.node))), mount.now)
+    assert way(effects[-1]) == (handle, BY_REQUESTS, 0)
 
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC])

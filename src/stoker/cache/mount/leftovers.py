@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.cache.mount.places import FILE_SYSTEM, LOG_NAME, is_locked, mounted, place_name, remove_but
+from stoker.cache.mount.places import FILE_SYSTEM, LOG_NAME, is_at, is_locked, mounted, place_name, remove_but
 from stoker.settings import mounts_dir, other_mounts_dirs
 
 LOG_KEPT_S = 3 * 86400.0
@@ -33,6 +33,8 @@ def _clear(path: Path) -> None:
     try:
         # Who takes it waits for the end of this, and then looks whether the folder is still there.
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not is_at(folder, path):
+            return  # it was cleared away meanwhile, and what is there now is another one's
         if is_locked(path) or path.name in {
             place_name(there.folder) for there in mounted() if there.file_system == FILE_SYSTEM
         }:

@@ -124,7 +124,7 @@ class MountPlace:
     def open_log(self) -> BinaryIO:
         """What is written to it comes last. Raises OSError."""
         while True:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make()
             with suppress(FileNotFoundError):  # who held it has just left
                 return open(self.log_path, "ab")
 
@@ -155,7 +155,7 @@ class MountPlace:
                 self.let_go()
                 return False
             # Else others would not find it: it was removed by who had it.
-            if _is_at(fd, self._lock_path) and _is_at(folder, self.path):
+            if is_at(fd, self._lock_path) and is_at(folder, self.path):
                 if any(is_locked(other) for other in self._all if other != self.path):
                     self._lock_path.unlink(missing_ok=True)
                     self.let_go()
@@ -213,19 +213,24 @@ class MountPlace:
     def _lock_path(self) -> Path:
         return self.path / _LOCK_NAME
 
+    def _make(self) -> None:
+        """Have its folder be there, unless somebody takes it away again. Raises OSError."""
+        with suppress(FileExistsError):  # also where `exist_ok` finds it gone by then
+            self.path.mkdir(mode=0o700, parents=True)
+
     def _locked_folder(self) -> int:
         """Its folder, made if need be, with a lock that others may share."""
         until = time.monotonic() + _CLEARING_S
         while True:
             mounts_dir()  # were it cleared away, it could be another user's by now
             try:
-                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._make()
                 fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue  # somebody has just cleared it away
             with suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if _is_at(fd, self.path):
+                if is_at(fd, self.path):
                     return fd
             if time.monotonic() > until:
                 return fd
@@ -253,7 +258,7 @@ def remove_but(path: Path, *names: str) -> None:
             one.unlink(missing_ok=True)
 
 
-def _is_at(fd: int, path: Path) -> bool:
+def is_at(fd: int, path: Path) -> bool:
     """Whether what is open is what others find there."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
