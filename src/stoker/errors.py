@@ -217,6 +217,11 @@ class OriginError(CacheError):
     """The origin failed: it is unreachable, refuses, or answers nonsense."""
 
 
+class OriginBusy(OriginError):
+    """The origin fails in a way that passes: it cannot be reached, has too much to do, or says that something is wrong
+    with it. What changes nothing when it is done twice may be tried again."""
+
+
 class ShortBody(OriginError):
     """The origin sent another number of bytes than it announced."""
 

@@ -64,6 +64,7 @@ def test_unknown_codes_and_derived_errors_have_a_class_too() -> None:
     assert type(error_of(ErrorBody("new-in-2.0", "why"))) is errors.CacheError
     assert code_of(errors.ShortBody("x")) == "short_body"
     assert code_of(errors.OriginError("x")) == "origin"
+    assert code_of(errors.OriginBusy("x")) == "origin_busy"
 
 
 @pytest.mark.parametrize(

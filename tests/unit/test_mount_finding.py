@@ -11,11 +11,19 @@ import pytest
 
 from stoker.cache.mount import finding
 from stoker.cache.mount.finding import Finding
-from stoker.cache.mount.questions import Put, StageKeep, Status
+from stoker.cache.mount.questions import Find, Put, Question, Rename, StageKeep, Status
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.staging import Staging
 from stoker.cache.mount.waiting import Failed
-from stoker.errors import CacheUnavailable
+from stoker.errors import (
+    CacheUnavailable,
+    OriginBusy,
+    OriginError,
+    OriginFull,
+    StokerError,
+    WriteDenied,
+    WriteRefused,
+)
 
 TIMEOUT_S = 30.0
 PUT = Put(1, "a", 1)
@@ -38,8 +46,11 @@ class Clock:
 class Cache:
     """Puts take so long each, and all fail until it is there again."""
 
-    def __init__(self, clock: Clock, put_s: list[float], back_at: float) -> None:
+    def __init__(
+        self, clock: Clock, put_s: list[float], back_at: float, error: type[StokerError] = CacheUnavailable
+    ) -> None:
         self.clock = clock
+        self.error = error
         self.put_s = put_s
         self.back_at = back_at
         self.puts = 0
@@ -48,8 +59,17 @@ class Cache:
         self.puts += 1
         self.clock.now += self.put_s.pop(0) if self.put_s else 0.0
         if self.clock.now < self.back_at:
-            raise CacheUnavailable("it is gone")
+            raise self.error("it is gone")
         return DONE
+
+    def find(self, path: str) -> Found:
+        return self.put(path)
+
+    def copy(self, path: str, to: str) -> Found:
+        return self.put(path, to)
+
+    def remove(self, path: str) -> None:
+        return None
 
     def room(self) -> tuple[int, int]:
         if self.clock.now < self.back_at:
@@ -81,6 +101,38 @@ def test_one_that_does_not_come_back_is_given_up(
     answer = put(tmp_path, monkeypatch, [put_s], put_s + TIMEOUT_S + 2.0)
     assert isinstance(answer, Failed)
     assert answer.code == errno.EIO
+
+
+@pytest.mark.parametrize(
+    ("error", "question", "code"),
+    [
+        (OriginBusy, PUT, 0),
+        (OriginBusy, Rename("a", "b", True), 0),
+        (OriginBusy, Rename("a", "b", False), errno.EIO),
+        (OriginBusy, Find("a"), errno.EIO),
+        (OriginError, PUT, errno.EIO),
+        (WriteDenied, PUT, errno.EACCES),
+        (OriginFull, PUT, errno.ENOSPC),
+        (WriteRefused, PUT, errno.EIO),
+    ],
+)
+def test_an_origin_that_is_busy_is_asked_again_for_what_may_be_done_twice(
+    error: type[StokerError],
+    question: Question,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(finding, "time", clock)
+    staging = Staging(tmp_path)
+    staging.resize(PUT.stage, 3)
+    source: Any = Cache(clock, [], clock.now + TIMEOUT_S - 2.0, error)
+    answer = Finding(source, staging, -1, TIMEOUT_S).find(question)
+    assert (answer.code if isinstance(answer, Failed) else 0) == code
+    assert (clock.now > 1000.0) == (code == 0), "what does not change is told at once"
+    clock.now, source.back_at = 2000.0, 2000.0 + TIMEOUT_S + 2.0
+    assert isinstance(Finding(source, staging, -1, TIMEOUT_S).find(question), Failed)
 
 
 def test_the_status_is_told_at_once_also_without_a_cache(

@@ -89,6 +89,7 @@ PURE = [
     "cache/route.py",
     "cache/evict.py",
     "cache/limits.py",
+    "cache/reach.py",
     "cache/origin/s3_xml.py",
     "cache/maglev.py",
     "cache/mount/answers.py",

@@ -32,6 +32,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "corrupt": ErrorCode(502, errors.CorruptBlock),
     "unavailable": ErrorCode(503, errors.CacheUnavailable),
     "short_body": ErrorCode(502, errors.ShortBody),
+    "origin_busy": ErrorCode(502, errors.OriginBusy),
     "origin": ErrorCode(502, errors.OriginError),
     "another_origin": ErrorCode(409, errors.AnotherOrigin),
     "read_only": ErrorCode(403, errors.OriginReadOnly),

@@ -42,6 +42,7 @@ from stoker.errors import (
     ObjectChanged,
     ObjectNotFound,
     ObjectTooLarge,
+    OriginBusy,
     OriginFull,
     OriginReadOnly,
     StokerError,
@@ -66,7 +67,8 @@ _REFUSED = (
 
 class Finding:
     """Blocking, for many threads. A cache server that cannot be reached is tried again until it has been so for
-    `timeout_s`: it may be about to be there again. `behind`: where the source has it from, and is kept for a while as
+    `timeout_s`: it may be about to be there again. So is an origin that does not take what is written just now; what is
+    only read the cache has tried again. `behind`: where the source has it from, and is kept for a while as
     well."""
 
     def __init__(
@@ -99,7 +101,10 @@ class Finding:
         while True:
             try:
                 return self._once(question)
-            except CacheUnavailable as error:
+            except (CacheUnavailable, OriginBusy) as error:
+                if isinstance(error, OriginBusy) and not _may_be_done_again(question):
+                    self._say(error)
+                    return Failed(errno.EIO)
                 # What had gone on for long when the server went has as much time as all else.
                 deadline = deadline or time.monotonic() + self._timeout_s
                 if time.monotonic() + pause_s > deadline:
@@ -232,3 +237,11 @@ class Finding:
         if now - self._said.get(kind, -_QUIET_S) >= _QUIET_S:
             self._said[kind] = now
             log.warning("%s", error)
+
+
+def _may_be_done_again(question: Question) -> bool:
+    """Whether it is something to be written that is the same when it is written twice, as whole files are: an origin
+    that said that it failed may have done it."""
+    return isinstance(question, Put | MakeFolder | Remove) or (
+        isinstance(question, Rename) and question.replaces
+    )

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from stoker.cache.mount.source_port import Found
+from stoker.cache.reach import Reach
 
 _FAILING_S = 10.0
 
@@ -20,7 +21,7 @@ class _Said(NamedTuple):
 
 class Known:
     """The latest answers about paths, those that were used last longest. `absent_ttl_s`: that there is nothing. What is
-    older is kept for when it cannot be asked for anew."""
+    older is kept for when it cannot be asked for anew. `reach`: whether it can."""
 
     def __init__(self, ttl_s: float, absent_ttl_s: float, count_max: int) -> None:
         self._ttl_s = ttl_s
@@ -29,6 +30,7 @@ class Known:
         self._said: OrderedDict[str, _Said] = OrderedDict()
         self._failing: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._dropped_at = float("-inf")
+        self.reach = Reach()
 
     def __len__(self) -> int:
         return len(self._said)
@@ -67,6 +69,7 @@ class Known:
     def put(self, path: str, found: Found | None, asked_at: float) -> None:
         """It was said to who asked then. What was asked before all was dropped may be what was to be dropped, and what
         was asked before something else was said is older than that."""
+        self.reach.answered(asked_at)
         there = self._said.get(path)
         if there is not None and (asked_at < there.at or (there.is_dropped and asked_at == there.at)):
             return

@@ -23,7 +23,8 @@ REFRESH, STATUS = ".stoker-refresh", ".stoker-status"
 _SPECIAL = (REFRESH.encode(), STATUS.encode())
 PATH_BYTES_MAX = 1024
 KNOWN_S = 2.0
-"""So long one waits to hear whether what was there is there still."""
+"""So long one waits to hear whether what was there is there still. Who comes after some that have waited in vain
+does not."""
 OUT_OF_REACH = frozenset({errno.EIO, errno.ETIMEDOUT})
 REFRESHED = b"What lies here was asked for anew.\n"
 _STATUS_BYTES = 4096
@@ -56,11 +57,14 @@ class Names:
         last = state.known.last(path)
         if code := state.known.failing(path, now):
             return self._not_found_out(unique, path, code, now)
+        if last is not None and state.known.reach.is_away(path, now):
+            return [*self._found(unique, path, last, now, now), *self._try(path, now)]
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
                 if answer.code in OUT_OF_REACH:
                     state.known.failed(path, answer.code, at)
+                    state.known.reach.failed(path, now, at)
                 return self._not_found_out(unique, path, answer.code, at)
             assert answer is None or isinstance(answer, Found)
             return self._found(unique, path, answer, now, at)
@@ -100,6 +104,20 @@ class Names:
             if last is None or code not in OUT_OF_REACH
             else self._found(unique, path, last, now, now)
         )
+
+    def _try(self, path: str, now: float) -> list[Effect]:
+        """Whether there is an answer again: nobody waits for it."""
+        reach = self._state.known.reach
+        if not reach.tries(now):
+            return []
+
+        def tried(answer: object, at: float) -> list[Effect]:
+            reach.tried()
+            if isinstance(answer, Failed) and answer.code in OUT_OF_REACH:
+                reach.failed(path, now, at)
+            return []
+
+        return self._state.waiting.ask_alone(Find(path), now, tried)
 
     def _stale_below(self, path: str) -> tuple[bytes, ...]:
         """What the kernel keeps of the names in a folder, and in its folders."""

@@ -37,6 +37,8 @@ class GuardedOrigin:
     Raises what the origin raises; OriginError at once while the breaker is open.
     """
 
+    _left_alone: type[OriginError] = OriginError
+
     def __init__(self, origin: Origin, limits: OriginLimits, clock: Clock, rng: Rng) -> None:
         self._origin = origin
         self._limits = limits
@@ -265,7 +267,7 @@ class GuardedOrigin:
     def _check_breaker(self) -> None:
         verdict = self._breaker.ask(self._clock.now())
         if not verdict.is_allowed:
-            raise OriginError(f"{self.url} is left alone: {verdict.why}")
+            raise self._left_alone(f"{self.url} is left alone: {verdict.why}")
 
     async def _after_failure(self, error: OriginError, attempt: int) -> None:
         """Wait before the next attempt. Raises the error if there is none."""

@@ -25,7 +25,7 @@ from stoker.cache.origin.writing_port import (
     WritableOrigin,
     Writes,
 )
-from stoker.errors import ObjectChanged, ObjectNotFound, OriginError, StokerError, WriteRefused
+from stoker.errors import ObjectChanged, ObjectNotFound, OriginBusy, OriginError, StokerError, WriteRefused
 from stoker.wire.cache_api import ObjectInfo
 
 T = TypeVar("T")
@@ -137,6 +137,8 @@ class GuardedWrites:
 class GuardedWritableOrigin(GuardedWrites, GuardedOrigin):
     """The limit on requests counts writes as well, that on bytes only reads. A refusal is an answer; what a body fails
     with says nothing about the origin."""
+
+    _left_alone = OriginBusy  # who writes has waited for nothing yet
 
     def __init__(self, origin: WritableOrigin, limits: OriginLimits, clock: Clock, rng: Rng) -> None:
         GuardedOrigin.__init__(self, origin, limits, clock, rng)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from stoker.errors import OriginError, WireError
+from stoker.errors import OriginBusy, OriginError, WireError
 from stoker.wire.http import HEAD_BYTES_MAX, ResponseHead, parse_response_head
 from stoker.wire.lost_peers import give_up_when_unheard
 
@@ -128,7 +128,7 @@ class HttpCalls:
             except _Unanswered as error:
                 # One that was closed while it was kept has brought nothing to anybody, as far as can be told.
                 if not (is_kept and may_repeat and error.is_untouched):
-                    raise OriginError(f"{self._url}: {error}") from None
+                    raise OriginBusy(f"{self._url}: {error}") from None
                 if isinstance(error.__cause__, TimeoutError):
                     self.forget_kept()  # it was lost, and so are those that went the same way
             except (WireError, ValueError) as error:
@@ -201,7 +201,7 @@ class HttpCalls:
             why = f"none within {CONNECT_S:.0f} s"
         except OSError as error:
             why = error.strerror or str(error)
-        raise OriginError(f"{self._url}: no connection: {why}")
+        raise OriginBusy(f"{self._url}: no connection: {why}")
 
 
 async def _either(answering: asyncio.Future[tuple[Answer, bool]], go_ahead: asyncio.Event) -> None:

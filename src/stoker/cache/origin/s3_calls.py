@@ -30,6 +30,7 @@ from stoker.errors import (
     BadParts,
     NoSuchUpload,
     ObjectTooLarge,
+    OriginBusy,
     OriginError,
     OriginFull,
     OriginReadOnly,
@@ -45,6 +46,8 @@ _FULL = frozenset(
     ("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity", "XMinioAdminBucketQuotaExceeded")
 )
 _PARTS = frozenset(("InvalidPart", "InvalidPartOrder", "EntityTooSmall"))
+_BUSY = frozenset(("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted"))
+_BUSY_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _CHANGED = frozenset(("PreconditionFailed", "ConditionalRequestConflict"))
 
 
@@ -186,7 +189,7 @@ class S3Calls:
             return OriginReadOnly(said)
         if code == "MalformedXML":
             return BadParts(said, code)
-        return OriginError(said)
+        return OriginBusy(said) if code in _BUSY or status in _BUSY_STATUS else OriginError(said)
 
 
 def fields_of(attributes: Attributes, url: str) -> dict[str, str]:

@@ -15,12 +15,13 @@ from stoker.cache.server.buckets import Bucket
 from stoker.cache.server.fleet import Fleet
 from stoker.cache.server.flights import Flights
 from stoker.cache.server.inquiry import part_of_request
+from stoker.cache.server.last_known import LastKnown
 from stoker.cache.server.lists import Lists
 from stoker.cache.server.questions import Questions
 from stoker.cache.store.attributes import attributes_of, checked
 from stoker.cache.store.known import Known
 from stoker.cache.store.store import Store
-from stoker.errors import ObjectNotFound, OriginError
+from stoker.errors import ObjectNotFound
 from stoker.wire.cache_api import ONLY, ObjectInfo, ObjectPage, ObjectStat
 
 
@@ -76,6 +77,7 @@ class Metadata:
         self._pages: Flights[_Listed, ObjectPage] = Flights(self._page)
         self._lists = Lists()
         self._questions: Questions[tuple[int, str]] = Questions()
+        self._last_known = LastKnown(clock)
         # While this server was away the others may have been told to forget what it still knows; and how old that is
         # nobody knows where the clock was set.
         is_trusted = fleet.is_single and not store.index.is_of_later
@@ -111,20 +113,19 @@ class Metadata:
     ) -> Known:
         """The version of a key, which may be that there is none; the origin is asked where it is unknown or old, or
         `is_refreshing`; if it `begins`, for its first bytes as well. Raises OriginError if the origin fails and nothing
-        recent enough is known."""
+        recent enough is known; where something is, that is told soon."""
         known = None if is_refreshing else self.fresh(bucket, key)
         if known is not None:
             return known
-        try:
-            hops = self._fleet.hops(block_owner_name(bucket.name, key, 0), 1, hops)
-            asked = _Stat(bucket.name, key, hops, is_refreshing, bucket.refreshes, begins)
-            return await self._stats.get(asked)
-        except OriginError:
+        hops = self._fleet.hops(block_owner_name(bucket.name, key, 0), 1, hops)
+        asked = _Stat(bucket.name, key, hops, is_refreshing, bucket.refreshes, begins)
+
+        def last() -> Known | None:
             known = self._store.find(bucket.number, key)
             stale_s = bucket.spec.ttl_s + bucket.spec.stale_if_error_s
-            if is_refreshing or known is None or not self._is_within(known, stale_s):
-                raise
-            return known
+            return None if is_refreshing or known is None or not self._is_within(known, stale_s) else known
+
+        return await self._last_known.now_or_last(bucket, key, lambda: self._stats.get(asked), last)
 
     def stat_of(self, known: Known) -> ObjectStat:
         """What to tell a peer."""
@@ -177,7 +178,14 @@ class Metadata:
         if known is not None:
             return _aged(*known)
         hops = self._fleet.hops(block_owner_name(bucket.name, prefix, 0), 1, hops)
-        return await self._pages.get(_Listed(bucket.name, *which, delimiter, hops, bucket.refreshes))
+        asked = _Listed(bucket.name, *which, delimiter, hops, bucket.refreshes)
+
+        def last() -> ObjectPage | None:
+            stale_s = bucket.spec.ttl_s + bucket.spec.stale_if_error_s
+            known = self._lists.get(bucket.name, *which, stale_s, self._clock.now(), delimiter=delimiter)
+            return None if known is None else _aged(*known)
+
+        return await self._last_known.now_or_last(bucket, prefix, lambda: self._pages.get(asked), last)
 
     def page_said(self, bucket: Bucket, prefix: str, after: str | None, limit: int) -> bytes | None:
         """What stands for the page that `page` would answer with, without asking anybody: see `Lists.said`."""
@@ -200,14 +208,7 @@ class Metadata:
             if is_useful and page.age_s < ttl_s and asked.refreshes == bucket.refreshes:
                 self._lists.put(bucket.name, *which, page, asked_at - page.age_s, delimiter=delimiter)
             return page
-        try:
-            page = await self._origins_page(bucket, *which, delimiter)
-        except OriginError:
-            stale_s = ttl_s + bucket.spec.stale_if_error_s
-            known = self._lists.get(bucket.name, *which, stale_s, self._clock.now(), delimiter=delimiter)
-            if known is None:
-                raise
-            return _aged(*known)
+        page = await self._origins_page(bucket, *which, delimiter)
         is_useful = not delimiter or page.folders is not None
         if is_useful and ttl_s > 0 and asked.refreshes == bucket.refreshes:
             self._lists.put(bucket.name, *which, page, asked_at, delimiter=delimiter)
@@ -237,6 +238,7 @@ class Metadata:
         """There is no such bucket any more."""
         bucket.refreshes += 1
         self._lists.refresh(bucket.name, "", self._clock.now())
+        self._last_known.removed(bucket)
 
     def _bucket(self, name: str) -> Bucket:
         found = self._buckets.get(name)
@@ -251,6 +253,7 @@ class Metadata:
             self._store.forget(known.bucket, known.key)
 
     async def close(self) -> None:
+        await self._last_known.close()
         await self._stats.close()
         await self._pages.close()
 
