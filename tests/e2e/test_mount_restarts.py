@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from stoker.cache.mount.places import MountPlace, mounted_on
 from stoker.errors import EnvironmentProblem
 from tests.e2e import mount_readers as readers
 from tests.e2e.mount_origin import SlowOrigin
-from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, Mount, mounted, needs, stop
+from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, Looking, Mount, mounted, needs, stop
 from tests.e2e.run_helpers import wait_for
 from tests.http_servers import running
 
@@ -76,28 +77,53 @@ def stands_in_the_kernel(process: psutil.Process) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def waiting_for_each_other(mount: Mount, made: SlowOrigin) -> Iterator[tuple[Looking, Looking]]:
+    """Who looks something up waits for the daemon, and the daemon, who tells the kernel something, for them: it does
+    not end before they have an answer."""
+    mount.sh("ls $0/s/0001 > /dev/null")
+    made.hold()
+    made.asked.clear()
+    with (
+        mount.looking("stat", "-c", "%s", f"{mount.folder}/s/0400") as looks,
+        contextlib.ExitStack() as last,
+    ):
+        last.callback(made.release)
+        wait_for(lambda: made.asked, why="look at the origin")
+        refreshes = last.enter_context(mount.looking("stat", f"{mount.folder}/s/.stoker-refresh"))
+        daemon = mount.daemon()
+        wait_for(lambda: stands_in_the_kernel(daemon), why="wait for who looks")
+        yield looks, refreshes
+
+
 def test_a_daemon_that_is_killed_while_the_kernel_has_it_wait_is_replaced(tmp_path: Path) -> None:
-    """For who looks something up, who waits for the daemon: it does not end before that is answered."""
     made = SlowOrigin()
     with running(made), mounted(tmp_path / "m", made.url) as mount:
-        mount.sh("ls $0/s/0001 > /dev/null")
-        made.hold()
-        made.asked.clear()
-        with (
-            mount.looking("stat", "-c", "%s", f"{mount.folder}/s/0400") as looks,
-            contextlib.ExitStack() as last,
-        ):
-            last.callback(made.release)
-            wait_for(lambda: made.asked, why="look at the origin")
-            refreshes = last.enter_context(mount.looking("stat", f"{mount.folder}/s/.stoker-refresh"))
+        with waiting_for_each_other(mount, made) as (looks, refreshes):
             daemon = mount.daemon()
-            wait_for(lambda: stands_in_the_kernel(daemon), why="wait for who looks")
             mount.kill_daemon()
             made.release()
             assert "No such file" in looks.finish().err
             assert refreshes.finish().code == 0
         wait_for(lambda: not psutil.pid_exists(daemon.pid), why="end of the first daemon")
         assert mount.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nobody_waits_for_ever_where_the_mount_ends_then(tmp_path: Path, number: int) -> None:
+    made = SlowOrigin()
+    with (
+        running(made),
+        mounted(tmp_path / "m", made.url) as mount,
+        waiting_for_each_other(mount, made) as (looks, refreshes),
+    ):
+        mount.kill_daemon()
+        for _ in range(1 if number == signal.SIGKILL else 3):
+            mount.holder.send_signal(number)
+            time.sleep(0.5)
+        assert looks.finish().code != 0
+        assert refreshes.finish().code != 0
+        mount.holder.wait(WAIT_S)
 
 
 def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path, tmp_path: Path) -> None:

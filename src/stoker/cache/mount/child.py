@@ -103,15 +103,17 @@ class Child:
         """End it at once."""
         self._process.kill()
 
-    def close(self) -> None:
-        """Have it end, and wait for that."""
-        self.end()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close()
+    def close(self) -> bool:
+        """Have it end, and wait for that; whether it has."""
+        for end in (self.end, self.kill):
+            end()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                continue
+            self._close()
+            return True
+        return False
 
     def _close(self) -> None:
         if self.gone >= 0:

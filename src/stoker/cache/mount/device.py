@@ -15,6 +15,7 @@ from stoker.errors import EnvironmentProblem
 
 DEVICE = "/dev/fuse"
 _BACKING_DEVICES = "/sys/class/bdi"
+_CONNECTIONS = "/sys/fs/fuse/connections"
 READ_BYTES_MIN = 8192
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 1, 2, 4, 8, 2
 _UMOUNT_NOFOLLOW = 8
@@ -96,6 +97,13 @@ def unmount(folder: str, *, is_lazy: bool = False) -> None:
         code = ctypes.get_errno()
         kind = MountBusy if code == errno.EBUSY else EnvironmentProblem
         raise kind(f"cannot unmount {folder}: {os.strerror(code)}{_UNMOUNT_WHY.get(code, '')}")
+
+
+def abort(number: str) -> None:
+    """Have the kernel fail all that waits for the mount of this number (MAJOR:MINOR), and all that comes. Raises
+    OSError: not of this user, or there is no list of such mounts here (the file system fusectl)."""
+    with open(f"{_CONNECTIONS}/{number.partition(':')[2]}/abort", "w", encoding="ascii") as said:
+        said.write("1")
 
 
 def set_readahead(number: str, readahead_bytes: int) -> None:

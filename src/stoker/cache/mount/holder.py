@@ -313,13 +313,20 @@ class Holder:
             last.callback(self._place.leave)
             if self._cache is not None:
                 last.callback(self._cache.stop)
-            if self._daemon is not None:
-                last.callback(self._daemon.close)
+            last.callback(self._close_daemons)
             if self._fd >= 0:
                 os.close(self._fd)
                 if is_on(self._config.folder, self._number):
                     with contextlib.suppress(EnvironmentProblem):  # somebody else has unmounted it just now
                         device.unmount(self._config.folder, is_lazy=True)
+
+    def _close_daemons(self) -> None:
+        """Who stands in the kernel until others are answered never ends where nobody is left to answer those: then the
+        kernel is to fail them all."""
+        daemons = [*self._dying, *([] if self._daemon is None else [self._daemon])]
+        if [one for one in daemons if not one.close()]:
+            with contextlib.suppress(OSError):
+                device.abort(self._number)
 
 
 def _noting() -> int:

@@ -8,6 +8,7 @@ import os
 import select
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -86,6 +87,10 @@ def _end_with(holder: int, folder: str, number: str) -> None:
     try:
         if is_on(folder, number):
             device.unmount(folder, is_lazy=True)
+        with suppress(
+            OSError
+        ):  # a daemon before this one may have it open yet, and wait for who waits for it
+            device.abort(number)
     except (EnvironmentProblem, OSError) as error:
         log.error("%s", error)
     finally:
