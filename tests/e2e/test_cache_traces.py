@@ -103,7 +103,7 @@ def test_one_trace_shows_a_requests_way_through_the_fleet(tmp_path: Path, collec
 def test_a_collector_that_is_away_costs_the_traces_only(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
     fill(tmp_path / "o", ["k"])
-    options = "--dir", str(tmp_path / "c"), "--capacity", "5MB", "--bucket", f"b={tmp_path / 'o'}"
+    options = "--dir", str(tmp_path / "c"), "--capacity", "1MB", "--bucket", f"b={tmp_path / 'o'}"
     server = ServerProcess(*options, "--otlp", "http://127.0.0.1:9")
     try:
         wait_until(lambda: ask(f"{server.url}/b/k").status == 200)
@@ -115,7 +115,7 @@ def test_a_collector_that_is_away_costs_the_traces_only(tmp_path: Path) -> None:
 
 def test_without_the_packages_it_is_said_what_to_install(tmp_path: Path) -> None:
     blocked = "import sys; sys.modules['opentelemetry'] = None\n"
-    options = "--dir", str(tmp_path / "c"), "--capacity", "5MB", "--listen", "127.0.0.1:0"
+    options = "--dir", str(tmp_path / "c"), "--capacity", "1MB", "--listen", "127.0.0.1:0"
     command = [sys.executable, "-c", blocked + RUN_CLI, "cache", "serve", *options]
     said = subprocess.run(
         [*command, "--otlp", "http://127.0.0.1:4318"], capture_output=True, text=True, timeout=60, check=False

@@ -364,7 +364,7 @@ def test_log_lines_as_text_and_no_access_log_without_the_option(tmp_path: Path) 
 )
 def test_what_cannot_be_watched_is_said(tmp_path: Path, options: tuple[str, ...], why: str) -> None:
     with pytest.raises(AssertionError, match=why):
-        ServerProcess("--dir", str(tmp_path), "--capacity", "5MB", *options)
+        ServerProcess("--dir", str(tmp_path), "--capacity", "1MB", *options)
 
 
 def test_top_shows_the_whole_fleet_also_when_a_server_goes(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _add_serve(commands: Any) -> None:
     )
     server.add_argument("--dir", metavar="DIR", help="where blocks are kept; one server each")
     server.add_argument(
-        "--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB; 5MB at least"
+        "--capacity", metavar="SIZE", help="hard limit of the folder, such as 20GB; 1MB at least"
     )
     server.add_argument(
         "--egress",

@@ -16,8 +16,8 @@ from stoker.errors import ConfigError
 from stoker.settings import ClientTlsFiles, cache_settings
 
 SCHEME = "stoker://"
-CAPACITY_BYTES_MIN = 5_000_000
-"""Room for one block, and to write small objects anew."""
+CAPACITY_BYTES_MIN = 1_000_000
+"""Less has no room for small objects either, which are written together; a block of a large one takes 4 MiB."""
 WHERE = "Without --endpoint and --token, STOKER_CACHE_ENDPOINT and STOKER_CACHE_TOKEN say where."
 
 
@@ -121,8 +121,7 @@ def seconds(text: str) -> float:
 
 
 def parse_capacity_bytes(said: str | int, least_bytes: int) -> int:
-    """What `--capacity` says: how much disk a cache takes at most. Raises ConfigError, also for less than the least, in
-    which nothing large would find room."""
+    """What `--capacity` says: how much disk a cache takes at most. Raises ConfigError, also for less than the least."""
     try:
         size_bytes = said if isinstance(said, int) else parse_size_bytes(said)
     except ValueError as error:
@@ -130,10 +129,7 @@ def parse_capacity_bytes(said: str | int, least_bytes: int) -> int:
     except OverflowError:
         raise ConfigError(f"--capacity {said}: no disk is that large") from None
     if size_bytes < least_bytes:
-        raise ConfigError(
-            f"--capacity: {said} is too little: give at least {format_bytes(least_bytes)}, for what is large is kept "
-            "in blocks of 4 MiB"
-        )
+        raise ConfigError(f"--capacity: {said} is too little: give at least {format_bytes(least_bytes)}")
     return size_bytes
 
 
