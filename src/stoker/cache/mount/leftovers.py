@@ -10,7 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.cache.mount.places import FILE_SYSTEM, LOG_NAME, is_at, is_locked, mounted, place_name, remove_but
+from stoker.cache.mount.kept_files import is_at, remove_but
+from stoker.cache.mount.places import FILE_SYSTEM, LOG_NAME, is_locked, mounted, place_name
 from stoker.settings import mounts_dir, other_mounts_dirs
 
 LOG_KEPT_S = 3 * 86400.0

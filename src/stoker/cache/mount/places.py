@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import struct
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 import xxhash
 
+from stoker.cache.mount.kept_files import is_at, remove_but
 from stoker.errors import ConfigError, EnvironmentProblem
 from stoker.settings import ClientTlsFiles, mounts_dir, other_mounts_dirs
 
@@ -241,29 +241,6 @@ class MountPlace:
 def place_name(folder: str) -> str:
     """Of what is kept of the mount on a folder."""
     return xxhash.xxh3_64_hexdigest(os.fsencode(folder))
-
-
-def remove_but(path: Path, *names: str) -> None:
-    """All that is in a folder, if it is there, but what has one of these names."""
-    try:
-        found = list(path.iterdir())
-    except FileNotFoundError:  # the system clears away what is in /run when the user has logged out
-        found = []
-    for one in found:
-        if one.name in names:
-            continue
-        if one.is_dir() and not one.is_symlink():
-            shutil.rmtree(one, ignore_errors=True)
-        else:
-            one.unlink(missing_ok=True)
-
-
-def is_at(fd: int, path: Path) -> bool:
-    """Whether what is open is what others find there."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def is_locked(path: Path) -> bool:
