@@ -44,6 +44,7 @@ _CAPACITY_BYTES_MIN = 20_000_000
 
 def settings_of(arguments: argparse.Namespace) -> MountSettings:
     """Raises ConfigError."""
+    names_max = _names_max(arguments.names_max)
     return MountSettings(
         uid=_number(arguments.uid, "--uid", os.getuid()),
         gid=_number(arguments.gid, "--gid", os.getgid()),
@@ -53,8 +54,8 @@ def settings_of(arguments: argparse.Namespace) -> MountSettings:
         ttl_s=_time(arguments.ttl, "--ttl"),
         absent_ttl_s=_time(arguments.absent_ttl, "--absent-ttl"),
         timeout_s=_time(arguments.timeout, "--timeout", least_s=0.1),
-        nodes_max=_names_max(arguments.names_max),
-        known_max=_names_max(arguments.names_max) // 2,
+        nodes_max=names_max,
+        known_max=names_max // 2,
         wants_passthrough=os.geteuid() == 0 and not arguments.no_passthrough and not arguments.small_files,
         is_writable=arguments.writable,
         has_xattrs=not arguments.no_xattrs and not arguments.small_files,

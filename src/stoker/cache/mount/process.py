@@ -87,9 +87,8 @@ def _end_with(holder: int, folder: str, number: str) -> None:
     try:
         if is_on(folder, number):
             device.unmount(folder, is_lazy=True)
-        with suppress(
-            OSError
-        ):  # a daemon before this one may have it open yet, and wait for who waits for it
+        # A daemon before this one may have it open yet, and wait for who waits for it.
+        with suppress(OSError):
             device.abort(number)
     except (EnvironmentProblem, OSError) as error:
         log.error("%s", error)
