@@ -45,6 +45,7 @@ torch.set_num_threads(1)
 ORDERS = Path(options.orders)
 ME = f"{socket.gethostname()}.{os.environ['LOCAL_RANK']}"
 eaten = []
+commits_under_way = []
 
 
 class Points(torch.utils.data.Dataset):
@@ -103,8 +104,17 @@ def obey():
         Path(path).write_bytes(bytes(2**20))
 
 
+def commit(state):
+    commits_under_way.append(state)
+    try:
+        state.commit()
+    finally:
+        commits_under_way.clear()
+
+
 def die_in_export(*_):
-    if ordered("export") is not None:
+    """Within a commit the state is exported for a checkpoint, not for others."""
+    if not commits_under_way and ordered("export") is not None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -140,7 +150,7 @@ def main():
                 if ordered("meet") is not None:
                     stoker.barrier("the others do not come here")
                 time.sleep(options.step_s)
-                state.commit()
+                commit(state)
                 if options.print_bytes:
                     print("x" * options.print_bytes, flush=True)
             state.epoch += 1
