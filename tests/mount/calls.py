@@ -137,16 +137,17 @@ class Calls:
         opcode = Opcode.READDIRPLUS if is_plus else Opcode.READDIR
         asked = struct.pack("=QQIIQII", folder.handle, cookie, size_bytes, 0, 0, 0, 0)
         kernel.locks[folder.node] += 1
+        asked_at = kernel.changes
         try:
             body = yield from self._ask(opcode, folder.node, asked)
         finally:
             kernel.locks[folder.node] -= 1
         assert len(body) <= size_bytes
-        listed = list(_entries(body, is_plus=is_plus))
+        listed = list(listed_in(body, is_plus=is_plus))
         for one, entry in listed:
             if entry is not None and entry.node:
                 assert one.name not in (b".", b"..")
-                kernel.instantiate(folder.node, one.name, entry)
+                kernel.instantiate(folder.node, one.name, kernel.as_is(entry, asked_at))
         return [one for one, _ in listed]
 
     def closedir(self, folder: Folder) -> Steps[None]:
@@ -261,7 +262,8 @@ class Calls:
         return data
 
 
-def _entries(body: bytes, *, is_plus: bool) -> Generator[tuple[Listed, Entry | None]]:
+def listed_in(body: bytes, *, is_plus: bool) -> Generator[tuple[Listed, Entry | None]]:
+    """The entries that READDIR or READDIRPLUS was answered with."""
     at = 0
     while at < len(body):
         entry = unpacked_entry(body, at) if is_plus else None

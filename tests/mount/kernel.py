@@ -114,6 +114,7 @@ class FakeKernel:
         self.backing: dict[int, bytes] = {}
         self.backing_next = 1
         self.faults: list[str] = []
+        self.changes = 0
         self.seen: Counter[str] = Counter()
         self.sent: dict[int, _Sent] = {}
         self._pending: deque[int] = deque()
@@ -298,6 +299,10 @@ class FakeKernel:
         inode.names += 1
         inode.pins -= 1
         return inode
+
+    def as_is(self, entry: Entry, asked_at: int) -> Entry:
+        """An entry that was asked for after so many `changes` of this machine, with what is true of it now."""
+        return entry
 
     def counted(self, entry: Entry) -> Inode:
         """The inode of an entry, which was looked up once more."""

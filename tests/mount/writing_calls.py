@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from stoker.cache.mount.requests import Opcode
-from tests.mount.calls import Calls, File, Steps
+from tests.mount.calls import Calls, File, Folder, Listed, Steps
 from tests.mount.kernel import Asked, Dentry, Inode, unpacked_entry
 from tests.mount.writing_kernel import Locked, WritingKernel
 
@@ -104,6 +104,14 @@ class WritingCalls(Calls):
                 if node:
                     kernel.unpin(node)
         raise AssertionError
+
+    def readdir(self, folder: Folder, cookie: int, size_bytes: int, *, is_plus: bool) -> Steps[list[Listed]]:
+        """Whoever reads a folder holds it, with others who do."""
+        yield Locked(folder.node, is_alone=False)  # type: ignore[misc]
+        try:
+            return (yield from super().readdir(folder, cookie, size_bytes, is_plus=is_plus))
+        finally:
+            self._kernel.unlock(folder.node, is_alone=False)
 
     def unlink(self, path: str, *, is_folder: bool = False) -> Steps[None]:
         """Or rmdir."""

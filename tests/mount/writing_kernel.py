@@ -48,7 +48,6 @@ class WritingKernel(FakeKernel):
         self.processes: dict[Task, int] = {}
         self.killed: set[int] = set()
         self.written: set[int] = set()
-        self.changes = 0
         self.lost_opens = 0
         self._changed_at: dict[int, int] = {}
         self._locked: dict[int, _Lock] = {}

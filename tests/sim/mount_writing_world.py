@@ -8,7 +8,6 @@ readers see, with what programs were told.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import tempfile
 from collections import Counter
@@ -22,7 +21,9 @@ from tests.mount.source import content_of
 from tests.mount.writing_calls import WritingCalls
 from tests.mount.writing_kernel import WritingKernel
 from tests.mount.writing_source import WritingDriver, WritingSource
+from tests.sim.mount_writing_onlookers import Onlookers
 from tests.sim.mount_writing_truth import (
+    FOLDERS,
     MADE,
     NOT_DONE,
     PATHS,
@@ -32,11 +33,10 @@ from tests.sim.mount_writing_truth import (
     Killed,
     Program,
     T,
-    WritingTruth,
 )  # fmt: skip
 
 
-class MountWritingWorld(WritingTruth):
+class MountWritingWorld(Onlookers):
     """One mount, and those who write there."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -113,7 +113,7 @@ class MountWritingWorld(WritingTruth):
         """A program."""
         rng = self.rng
         self.programs += 1
-        process, which, path = 1000 + self.programs, rng.below(12), self.some_path()
+        process, which, path = 1000 + self.programs, rng.below(16), self.some_path()
         program: Program[None]
         if which < 5:
             program = self.writes(process, path)
@@ -123,8 +123,10 @@ class MountWritingWorld(WritingTruth):
             program = self.unlinks(path)
         elif which < 11:
             program = self.reads(path)
-        else:
+        elif which < 12:
             program = self.makes_a_folder(rng.choice(MADE))
+        else:
+            program = self.lists(rng.choice(FOLDERS))
         self.tasks.append(self.kernel.start_as(process, self.ends(program)))
 
     def ends(self, program: Program[None]) -> Program[None]:
@@ -315,6 +317,7 @@ class MountWritingWorld(WritingTruth):
         for name in names:
             self.touch(name)
         began = [self.touched[name] for name in names]
+        is_first = all(self.touching[name] == 1 for name in names)
         syncs = {draft: draft.syncs for draft in self.drafts if draft.path in names}
         opened = {draft for draft in syncs if draft.is_open}
         if to is not None:
@@ -333,7 +336,7 @@ class MountWritingWorld(WritingTruth):
             for name in names:
                 self.touching[name] -= 1
         self.say(f"{path} is {to} now")
-        is_alone = all(
+        is_alone = is_first and all(
             not self.touching[name] and self.touched[name] == count
             for name, count in zip(names, began, strict=True)
         )
@@ -354,38 +357,6 @@ class MountWritingWorld(WritingTruth):
             else:
                 draft.path = None
                 draft.ready.clear()
-
-    def reads(self, path: str) -> Program[None]:
-        """All of a file. Some have it open for longer, while others write it."""
-        is_alone, touched, data = not self.touching[path], self.touched[path], b""
-        found: Content = None
-        try:
-            file = yield from self.calls.open(path)
-        except OSError as error:
-            self.excuse(path, error)
-            if error.errno != errno.ENOENT:
-                return
-        else:
-            try:
-                data = yield from self.calls.read(file, 0, 1000)
-                found = data
-            except OSError as error:
-                self.excuse(path, error)
-                is_alone = False
-            for _ in range(self.rng.below(30) if self.rng.chance(0.3) else 0):
-                with contextlib.suppress(OSError):
-                    yield from self.calls.fsync(file)
-            yield from self.calls.close(file)
-        if is_alone and self.touched[path] == touched and not self.kernel.lost_opens:
-            self.kernel.seen["read by who knows"] += 1
-            self.check_state(path, found, "a reader sees")
-
-    def makes_a_folder(self, path: str) -> Program[None]:
-        for call in (self.calls.mkdir(path), self.calls.unlink(path, is_folder=True)):
-            try:
-                yield from call
-            except OSError as error:
-                self.excuse(path, error)
 
 
 def _mount() -> Program[None]:

@@ -48,6 +48,7 @@ def test_the_worlds_are_rough_enough(tmp_path: Path) -> None:
     for moment in (
         "deaths", "resent", "a program is killed", "read by who knows", "EINTR", "EIO", "ENOSPC", "EBUSY", "Put",
         "Stage", "StageDrop", "Remove", "Rename", "MakeFolder", "RemoveFolder", "kept", "made whole",
+        "listed while it is written", "listed by who knows",
     ):  # fmt: skip
         assert seen[moment] > 5, (moment, seen)
 
@@ -89,6 +90,7 @@ def of_the_living(self: WritingFiles, header: Header, handle: int, now: float) -
         ((Putting, "drop_superseded", lambda *_: []), "are left on the disk"),
         ((Handles, "opened_by", lambda *_: None), "(?s).*"),
         ((Moving, "_is_removed", lambda *_: []), "(?s).*"),
+        ((StagedFiles, "new_in", lambda *_: []), "is writing"),
         ((StagedFiles, "records_of", lambda *_: []), "(?s).*"),
         ((MountState, "named", lambda _, node: node.named()), "the next daemon would know"),
         ((Files, "close", lambda self, unique, handle, now: CLOSE(self, unique, handle, now)[:2]), "(?s).*"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from collections.abc import Iterator
 
 from stoker.cache.mount import answers
 from stoker.cache.mount.answers import DirEntry, Open
@@ -22,6 +23,8 @@ from stoker.cache.mount.waiting import Failed
 
 _FOLDER, _FILE = stat.S_IFDIR >> 12, stat.S_IFREG >> 12
 _DOTS = 2
+_Entry = tuple[int, str, Found]
+"""Its number, of those that are no dots, its path, and what it is."""
 
 
 class Folders:
@@ -54,6 +57,9 @@ class Folders:
         opened, folder = self._state.handles.folder(asked.handle), self._state.nodes.get(header.node)
         if opened is None or folder is None:
             return [refused(header.unique, errno.EBADF)]
+        if opened.written is None or not asked.offset:
+            new = self._state.staged.new_in(folder.path)
+            opened.written = {staged.path.rpartition("/")[2]: staged.node for staged in new}
         reading = _Reading(header.unique, folder, opened, asked, now, is_plus=is_plus)
         if opened.page is not None and asked.offset and _has(opened.page, reading.first):
             return self._answer(reading, now)
@@ -81,42 +87,40 @@ class Folders:
 
     def _answer(self, reading: _Reading, now: float) -> list[Effect]:
         state, folder, asked, is_plus = self._state, reading.folder, reading.asked, reading.is_plus
-        left_bytes = asked.size_bytes
+        assert reading.opened.page is not None
+        start, page = reading.opened.page
+        behind = start + len(page.entries)
         entries: list[DirEntry] = []
         for number, name in enumerate((b".", b"..")[asked.offset :], asked.offset + 1):
             parent = folder.path.rpartition("/")[0] if name == b".." else folder.path
             inode = state.nodes.number_of(parent, is_folder=True)
             entries.append(DirEntry(name, inode, number, _FOLDER))
-            left_bytes -= answers.entry_bytes(name, is_plus=is_plus)
-        some: list[tuple[bytes, str, Found]] = []
-        assert reading.opened.page is not None
-        start, page = reading.opened.page
-        for text, found in page.entries[reading.first - start :]:
-            name = text.encode()
-            left_bytes -= answers.entry_bytes(name, is_plus=is_plus)
-            if left_bytes < 0:
-                break
-            some.append((name, child(folder.path, text), found))
-        first = reading.first + _DOTS + 1
+        left_bytes = asked.size_bytes - sum(answers.entry_bytes(one.name, is_plus=is_plus) for one in entries)
+        fitting, is_all = _fitting(reading.some_of(start, page), left_bytes, is_plus=is_plus)
+        if not fitting and is_all and page.after is not None:
+            # To answer with none would say that there are no more.
+            reading.first = behind
+            return self._ask(reading, behind, page.after, now)
         effects: list[Effect] = []
+        node_at: dict[str, Node] = {}
+        valid_s = state.name_valid_s(reading.opened.page_at)
         if is_plus:
-            # What is being written is looked up: it is another node than what the origin has.
-            settled = [(path, found) for _, path, found in some if state.staged.at(path) is None]
+            # What is being written is looked up: it is another node than what the origin has. So is what has changed
+            # since the page was asked for.
+            settled = [
+                (path, found)
+                for _, path, found in fitting
+                if state.staged.at(path) is None and not state.known.contradicts(path, found)
+            ]
             nodes, effects = state.told(settled)
             node_at = {path: node for (path, _), node in zip(settled, nodes, strict=True)}
-            valid_s = state.name_valid_s(reading.opened.page_at)
-            for number, (name, path, found) in enumerate(some, first):
-                node = node_at.get(path)
-                inode = self._inode(path, found) if node is None else node.number
-                entry = DirEntry(name, inode, number, _kind(found))
-                if node is not None:
-                    entry = entry._replace(node=node.number, attr=state.attr(node), valid_s=valid_s)
-                entries.append(entry)
-        else:
-            entries += [
-                DirEntry(name, self._inode(path, found), number, _kind(found))
-                for number, (name, path, found) in enumerate(some, first)
-            ]
+        for number, path, found in fitting:
+            entry = DirEntry(_name(path), self._inode(path, found), number + _DOTS + 1, _kind(found))
+            if (node := node_at.get(path)) is not None:
+                entry = entry._replace(node=node.number, attr=state.attr(node), valid_s=valid_s)
+            entries.append(entry)
+        if is_all and page.after is None:
+            entries += reading.written_from(behind)
         body, _ = answers.directory(entries, asked.size_bytes, is_plus=is_plus)
         return [*effects, done(reading.unique, body), *state.let_go(now)]
 
@@ -142,11 +146,42 @@ class _Reading:
         self.is_plus = is_plus
         self.first = max(asked.offset - _DOTS, 0)
 
+    def some_of(self, start: int, page: Page) -> Iterator[_Entry]:
+        """Entries on a page, but for those that come behind all others."""
+        written, folder = self.opened.written or {}, self.folder.path
+        for number, (name, found) in enumerate(page.entries[self.first - start :], self.first):
+            if name not in written:
+                yield number, child(folder, name), found
+
+    def written_from(self, behind: int) -> list[DirEntry]:
+        """Those, which have the numbers from there on."""
+        numbered = enumerate((self.opened.written or {}).items(), behind)
+        return [
+            DirEntry(name.encode(), node, number + _DOTS + 1, _FILE)
+            for number, (name, node) in numbered
+            if number >= self.first
+        ]
+
 
 def _has(page: tuple[int, Page], number: int) -> bool:
     """Whether an entry is on a page, or there is none of that number."""
     start, entries = page
     return start <= number and (number < start + len(entries.entries) or entries.after is None)
+
+
+def _fitting(some: Iterator[_Entry], left_bytes: int, *, is_plus: bool) -> tuple[list[_Entry], bool]:
+    """Those that have room, and whether that is all."""
+    fitting: list[_Entry] = []
+    for one in some:
+        left_bytes -= answers.entry_bytes(_name(one[1]), is_plus=is_plus)
+        if left_bytes < 0:
+            return fitting, False
+        fitting.append(one)
+    return fitting, True
+
+
+def _name(path: str) -> bytes:
+    return path.rpartition("/")[2].encode()
 
 
 def _kind(found: Found) -> int:

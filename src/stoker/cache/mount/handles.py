@@ -36,13 +36,16 @@ class OpenFile:
 @dataclass(slots=True)
 class OpenFolder:
     """`starts`: the numbers of entries with which pages begin, ascending, and after which name. `page_at`: when the one
-    that is here was asked for. `request`: the OPENDIR that was answered with it."""
+    that is here was asked for. `request`: the OPENDIR that was answered with it. `written`: names and nodes of files
+    that were being written when it was begun to be read: they come behind the last page, whether they are on one by
+    then or not; None: that has to be found out."""
 
     node: int
     request: int = 0
     starts: list[tuple[int, str | None]] = field(default_factory=lambda: [(0, None)])
     page: tuple[int, Page] | None = None
     page_at: float = 0.0
+    written: dict[str, int] | None = None
 
     def page_start(self, cookie: int) -> tuple[int, str | None]:
         """With which page to begin to come to this entry."""

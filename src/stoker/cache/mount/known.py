@@ -50,6 +50,15 @@ class Known:
         said = self._said.get(path)
         return None if said is None else said.found
 
+    def contradicts(self, path: str, found: Found) -> bool:
+        """Whether something else was said, or done, since that was asked for which says so."""
+        said = self._said.get(path)
+        if said is None:
+            return False
+        if said.is_dropped or said.found is None:
+            return True
+        return (said.found.is_folder, said.found.version) != (found.is_folder, found.version)
+
     def failed(self, path: str, code: int, now: float) -> None:
         """It could not be found out, for that reason."""
         self._failing[path] = code, now

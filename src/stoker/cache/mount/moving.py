@@ -51,9 +51,9 @@ class Moving:
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
-                state.known.drop(path, at)
+                state.may_be_changed(path, at)
                 return [refused(header.unique, answer.code), *state.busy.leave([path], at)]
-            state.known.put(path, None, at)
+            state.is_now(path, None, at)
             return [*self._is_removed(path), done(header.unique), *state.busy.leave([path], at)]
 
         return state.waiting.ask(header.unique, question, then, now, is_patient=True)
@@ -78,7 +78,7 @@ class Moving:
             if isinstance(answer, Failed):
                 return [refused(header.unique, answer.code)]
             found = Found(True)
-            state.known.put(path, found, at)
+            state.is_now(path, found, at)
             (node,), effects = state.told([(path, found)])
             return [*effects, done(header.unique, state.entry(node, now))]
 
@@ -105,8 +105,8 @@ class Moving:
 
         def then(answer: object, at: float) -> list[Effect]:
             if isinstance(answer, Failed):
-                state.known.drop(path, at)
-                state.known.drop(to, at)
+                state.may_be_changed(path, at)
+                state.may_be_changed(to, at)
                 if answer.code == errno.ENOENT and unique & RESENT:
                     if (there := state.staged.at(to)) is not None and there.is_new:
                         # A daemon before has renamed it, and the origin is yet to be told of it.
@@ -130,7 +130,7 @@ class Moving:
         """What a rename comes to where files are being written, and none of them is being put; None: that does not
         matter."""
         staged, replaced = self._state.staged.at(path), self._state.staged.at(to)
-        if staged is not None and staged.is_new and staged.put_revision < 0:
+        if staged is not None and staged.is_unknown:
             return self._rename_staged(unique, staged, to, now)
         # What nobody has open any more is put when this is done, under the name that it then has.
         is_open = any(one is not None and not one.is_put and one.handles for one in (staged, replaced))
@@ -141,8 +141,8 @@ class Moving:
         """The origin knows nothing of it yet: it will be put under its new name."""
         state = self._state
         effects = self._is_removed(to)
-        state.known.put(staged.path, None, now)
-        state.known.drop(to, now)
+        state.is_now(staged.path, None, now)
+        state.may_be_changed(to, now)
         state.staged.move(staged, to)
         news: list[Record] = list(state.staged.records_of(staged))
         if (node := state.nodes.get(staged.node)) is not None:
@@ -157,8 +157,8 @@ class Moving:
         nobody knows any more what it was that was moved; if there is more than one that it may have been, the kernel
         is to look."""
         state = self._state
-        state.known.put(path, None, now)
-        state.known.put(to, after, now)
+        state.is_now(path, None, now)
+        state.is_now(to, after, now)
         effects = self._is_removed(to)
         if (staged := state.staged.at(path)) is not None:
             state.staged.move(staged, to)

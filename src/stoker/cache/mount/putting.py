@@ -11,7 +11,7 @@ from stoker.cache.mount import answers
 from stoker.cache.mount.questions import Effect, Put, Remember, StageDrop, StageKeep, Tell
 from stoker.cache.mount.records import FileStaged, Record, packed
 from stoker.cache.mount.source_port import Found
-from stoker.cache.mount.staged import NEVER, Staged
+from stoker.cache.mount.staged import IN_DOUBT, NEVER, Staged
 from stoker.cache.mount.state import MountState, done, refused, remembered
 from stoker.cache.mount.waiting import Failed
 
@@ -62,7 +62,12 @@ class Putting:
         if staged.is_putting or not self._state.busy.take([staged.path], lambda at: self._go_on(staged, at)):
             return []
         staged.is_putting = True
-        return self._ask(staged, now)
+        effects: list[Effect] = []
+        if staged.put_revision == NEVER:
+            # Whatever comes back, or does not, the origin may have it.
+            staged.put_revision = IN_DOUBT
+            effects.append(remembered(self._state.staged.records_of(staged)))
+        return [*effects, *self._ask(staged, now)]
 
     def _ask(self, staged: Staged, now: float) -> list[Effect]:
         changes = staged.changes
@@ -124,7 +129,7 @@ class Putting:
             news.append(node.named())
         # After the node's: one that is written is not settled.
         news += state.staged.records_of(staged)
-        state.known.put(staged.path, found, now)
+        state.is_now(staged.path, found, now)
         return [remembered(news)]
 
     def _end(self, staged: Staged, now: float) -> list[Effect]:
@@ -137,7 +142,7 @@ class Putting:
             return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]
         # What the kernel keeps of it is not what is there.
         notices = (answers.stale_content(staged.node), state.stale_path(staged.path))
-        state.known.drop(staged.path, now)
+        state.may_be_changed(staged.path, now)
         effects += state.waiting.ask_alone(Tell(notices), now)
         if staged.is_removed or staged.failure:
             return [*effects, *state.waiting.ask_alone(StageDrop(staged.stage), now)]

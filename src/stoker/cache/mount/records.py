@@ -79,10 +79,10 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 
 
 class FileStaged(msgspec.Struct, frozen=True, array_like=True, tag="staged"):
-    """A file that is being written. `process`: whose it is; `put_revision`: what the origin has of it, -1: nothing;
-    `failure`: why bytes from `failed_at` on could not be written, out of `errno`, or 0. `opener`: who has opened it as
-    `handle`, 0: whose it is; `is_closed`: they have closed it. `handle` 0: nobody has it open any more, and it has
-    ended."""
+    """A file that is being written. `process`: whose it is; `put_revision`: what the origin has of it, -1: nothing, -2:
+    perhaps some; `failure`: why bytes from `failed_at` on could not be written, out of `errno`, or 0. `opener`: who has
+    opened it as `handle`, 0: whose it is; `is_closed`: they have closed it. `handle` 0: nobody has it open any more,
+    and it has ended."""
 
     handle: int
     stage: int

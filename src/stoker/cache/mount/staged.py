@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stoker.cache.mount.questions import Effect
 from stoker.cache.mount.records import FileStaged
 
-NEVER = -1
+NEVER, IN_DOUBT = -1, -2
+"""Of what is written the origin has nothing, because nobody has begun to tell it; or may have some."""
 Then = Callable[[float], list[Effect]]
 """What is done at a time."""
 
@@ -18,13 +20,13 @@ class Staged:
     """A file that is written here first.
 
     `process`: who began to write it, last if several did: it is theirs; `is_closed`: they have closed it since it was
-    changed. `revision`: how often it was changed, `put_revision`: what the origin has of
-    that, while `is_putting` it is being told more. `begun`, `put_begun`: so of changes that this daemon has begun,
-    which nobody writes down: those that it does not live to finish are asked for again. `handles`: how many have it
-    open for writing. `is_new`: there was nothing of that name. `is_removed`: it has no name any more. `is_abandoned`:
-    whoever wrote it was killed (`is_killed`), so that it is not whole, or was told that it cannot be put.
-    `failure`: why bytes from `failed_at` on could not be written, out of `errno`, so that it is not whole; 0: all
-    could. `is_ended`: nothing more comes of it.
+    changed. `revision`: how often it was changed, `put_revision`: what the origin has of that (or NEVER, IN_DOUBT),
+    while `is_putting` it is being told more. `begun`, `put_begun`: so of changes that this daemon has begun, which
+    nobody writes down: those that it does not live to finish are asked for again. `handles`: how many have it open for
+    writing. `is_new`: there was nothing of that name. `is_removed`: it has no name any more. `is_abandoned`: whoever
+    wrote it was killed (`is_killed`), so that it is not whole, or was told that it cannot be put. `failure`: why bytes
+    from `failed_at` on could not be written, out of `errno`, so that it is not whole; 0: all could. `is_ended`: nothing
+    more comes of it.
     """
 
     stage: int
@@ -65,6 +67,11 @@ class Staged:
     def is_put(self) -> bool:
         """Whether the origin has it as it is."""
         return not self.failure and self.changes == (self.put_revision, self.put_begun)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the origin has nothing of that name."""
+        return self.is_new and self.put_revision == NEVER
 
     @property
     def is_at_rest(self) -> bool:
@@ -113,6 +120,13 @@ class Busy:
         return [effect for then in waiting for effect in then(now)]
 
 
+class _Handle(NamedTuple):
+    """What somebody writes, and which process has opened it so."""
+
+    staged: Staged
+    opener: int
+
+
 class StagedFiles:
     """By number, node and path."""
 
@@ -121,8 +135,7 @@ class StagedFiles:
         self._staged: dict[int, Staged] = {}
         self._paths: dict[str, Staged] = {}
         self._nodes: dict[int, Staged] = {}
-        self._handles: dict[int, Staged] = {}
-        self._openers: dict[int, int] = {}
+        self._handles: dict[int, _Handle] = {}
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -139,6 +152,11 @@ class StagedFiles:
         """Whether something is being written in a folder, or in its folders."""
         return any(path.startswith(f"{folder}/") for path in self._paths)
 
+    def new_in(self, folder: str) -> list[Staged]:
+        """What is being written right in a folder, and was on no list of the origin; sorted by names."""
+        some = (one for path, one in self._paths.items() if path.rpartition("/")[0] == folder and one.is_new)
+        return sorted(some, key=lambda one: one.path)
+
     def get(self, stage: int) -> Staged | None:
         """What lies there."""
         return self._staged.get(stage)
@@ -149,7 +167,8 @@ class StagedFiles:
 
     def of(self, handle: int) -> Staged | None:
         """What somebody writes who has it open under this number."""
-        return self._handles.get(handle)
+        opened = self._handles.get(handle)
+        return None if opened is None else opened.staged
 
     def next_stage(self) -> int:
         """A number for one more."""
@@ -175,26 +194,25 @@ class StagedFiles:
 
     def open(self, handle: int, staged: Staged, process: int) -> None:
         """Somebody writes it under this number."""
-        self._handles[handle] = staged
-        self._openers[handle] = process
+        self._handles[handle] = _Handle(staged, process)
         staged.handles += 1
 
     def makes_whole(self, handle: int, process: int) -> bool:
         """Whether a process that closes a file under this number makes it whole: it has opened it, not a copy of it,
         and it is theirs, or those whose it is have it open no more."""
-        staged = self._handles[handle]
-        if self._openers[handle] != process:
+        staged, opener = self._handles[handle]
+        if opener != process:
             return False
-        openers = (self._openers[one] for one, other in self._handles.items() if other is staged)
+        openers = (one.opener for one in self._handles.values() if one.staged is staged)
         return process == staged.process or staged.process not in openers
 
     def close(self, handle: int) -> Staged | None:
         """Nobody does any more; what it was, if it was one."""
-        self._openers.pop(handle, None)
-        staged = self._handles.pop(handle, None)
-        if staged is not None:
-            staged.handles -= 1
-        return staged
+        opened = self._handles.pop(handle, None)
+        if opened is None:
+            return None
+        opened.staged.handles -= 1
+        return opened.staged
 
     def close_all(self) -> None:
         """Nobody can write any more."""
@@ -229,12 +247,13 @@ class StagedFiles:
 
     def records_of(self, staged: Staged) -> list[FileStaged]:
         """All that the next daemon has to know of one."""
-        handles = [handle for handle, one in self._handles.items() if one is staged]
+        handles = [handle for handle, one in self._handles.items() if one.staged is staged]
         return [self.record(staged, handle) for handle in handles or [0]]
 
     def record(self, staged: Staged, handle: int) -> FileStaged:
         """What of it has to do with one of those who have it open; 0: with nobody."""
-        return staged.record(handle, self._openers.get(handle, 0))
+        opened = self._handles.get(handle)
+        return staged.record(handle, 0 if opened is None else opened.opener)
 
     def records(self) -> Iterator[FileStaged]:
         """And of all."""

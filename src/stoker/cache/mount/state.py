@@ -173,9 +173,19 @@ class MountState:
         """The notice that a node's name is to be looked up again."""
         return self.stale_path(child(node.path, node.kind) if node.kind else node.path)
 
+    def is_now(self, path: str, found: Found | None, now: float) -> None:
+        """It was changed through this mount: who looks from now on sees that, also in lists."""
+        self.known.put(path, found, now)
+        self.waiting.part_from_lists(path)
+
+    def may_be_changed(self, path: str, now: float) -> None:
+        """So if nobody knows to what."""
+        self.known.drop(path, now)
+        self.waiting.part_from_lists(path)
+
     def changed(self, path: str, now: float) -> list[Effect]:
         """There is something else by now: who looks next is to see it."""
-        self.known.drop(path, now)
+        self.may_be_changed(path, now)
         self.waiting.part_from(Find(path))
         return self.waiting.ask_alone(Tell((self.stale_path(path),)), now)
 

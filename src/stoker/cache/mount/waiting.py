@@ -114,6 +114,12 @@ class Waiting:
         """So is this one."""
         self._numbers.pop((type(question), question), None)
 
+    def part_from_lists(self, path: str) -> None:
+        """So are the lists of all folders that a path lies in: it has changed."""
+        for kind, question in list(self._numbers):
+            if isinstance(question, List) and (not question.path or path.startswith(f"{question.path}/")):
+                del self._numbers[kind, question]
+
     def answered(self, number: int) -> tuple[Question, float, list[Answered]]:
         """It was found out: what was asked, and when, and what those who still wait do with it. A defect of one of
         them costs the others nothing."""
