@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from stoker.cache.mount import device
 from stoker.cache.mount.places import MountPlace, mounted, mounted_on
 
 _START_S, _END_S = 120.0, 40.0
@@ -115,7 +116,7 @@ def in_time(
             words = [word for word in command if word.startswith("/")]
             for one in list(mounted()):
                 if one.file_system.startswith(FUSE) and any(word.startswith(one.folder) for word in words):
-                    _abort(int(one.number.partition(":")[2]))
+                    _abort(one.number)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
@@ -166,18 +167,18 @@ def _found(folder: Path) -> Mounted | None:
 def _end(folder: Path) -> None:
     """Whatever is mounted there still, and whoever waits for it."""
     while (found := _found(folder)) is not None:
-        _abort(found.number)
+        _abort(f"0:{found.number}")
         if subprocess.run(
             ["umount", "-l", str(folder)], check=False, capture_output=True, timeout=_END_S
         ).returncode:
             return
 
 
-def _abort(number: int) -> None:
+def _abort(number: str) -> None:
     if not _CONNECTIONS.is_dir():
         return
     if not any(_CONNECTIONS.iterdir()):
         command = ["mount", "-t", "fusectl", "none", str(_CONNECTIONS)]
         subprocess.run(command, check=False, capture_output=True, timeout=_END_S)
     with contextlib.suppress(OSError):
-        (_CONNECTIONS / str(number) / "abort").write_text("1")
+        device.abort(number)

@@ -59,9 +59,8 @@ def abort(folder: Path) -> None:
         return
     if not any(_CONNECTIONS.iterdir()):
         subprocess.run(["mount", "-t", "fusectl", "none", str(_CONNECTIONS)], check=False)
-    number = there.number.partition(":")[2]
     with contextlib.suppress(OSError):
-        (_CONNECTIONS / number / "abort").write_text("1", encoding="ascii")
+        device.abort(there.number)
 
 
 def run_beside(

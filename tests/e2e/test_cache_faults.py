@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from stoker.cache.server.engine import SETTLE_S
 from stoker.errors import ObjectNotFound
 from stoker.wire.cache_api import CacheStatus
 from tests.e2e.cache_helpers import ServerProcess, client_of, fill, served, wait_until_held
+from tests.e2e.disks import small_disk
 
 pytestmark = pytest.mark.real
 
@@ -211,24 +211,15 @@ def test_links_that_lead_out_of_the_origin_lead_nowhere(tmp_path: Path) -> None:
                 client.read("b", name)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_is_passed_through_and_recovers(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_passed_through_and_recovers(tmp_path: Path) -> None:
     objects = fill(tmp_path / "o", [f"{n}" for n in range(100)], 50_000) | fill(
         tmp_path / "o", ["big"], 5_000_000
     )
-    with served(small_disk / "d", {"b": str(tmp_path / "o")}) as server, client_of(server) as client:
+    with (
+        small_disk(tmp_path / "small", "3m") as disk,
+        served(disk / "d", {"b": str(tmp_path / "o")}) as server,
+        client_of(server) as client,
+    ):
         for _ in range(2):
             assert client.read_many("b", list(objects)) == list(objects.values())
             assert client.read("b", "big") == objects["big"]
@@ -236,7 +227,7 @@ def test_a_full_disk_is_passed_through_and_recovers(tmp_path: Path, small_disk: 
         assert status.state == "pass-through"
         assert any("No space left" in note for note in status.notes)
         assert status.held_blocks > 10
-        subprocess.run(["mount", "-o", "remount,size=40m", str(small_disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=40m", str(disk)], check=True)
         deadline = time.monotonic() + 60
         while client.status().state != "ok":
             assert time.monotonic() < deadline, "there is room again, and nothing is stored"

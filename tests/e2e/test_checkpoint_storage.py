@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from stoker.errors import EnvironmentProblem
 from stoker.train.checkpoints.image import Image, image_of
 from stoker.train.checkpoints.storage import CheckpointStorage
+from tests.e2e.disks import small_disk
 from tests.s3_server import BUCKET, KEYS, s3_client, s3_server
 
 pytestmark = pytest.mark.real
@@ -26,30 +27,18 @@ def image_at(commits: int, megabytes: int = 1) -> Image:
     return image_of(commits, {"modules": {"model": tensors}, "values": {"commits": commits}})
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)], check=False
-    ).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_costs_the_checkpoint_only(small_disk: Path) -> None:
-    storage = CheckpointStorage(str(small_disk / "run"))
-    storage.write(image_at(1, 4))
-    with pytest.raises(EnvironmentProblem, match=r"cannot write to .*No space left on device"):
-        storage.write(image_at(2, 12))
-    assert [entry.name for entry in (small_disk / "run").iterdir()] == [
-        "step-000000000001"
-    ]  # no leftover either
-    storage.write(image_at(3, 4))  # there is room again for what fits
-    found = storage.read_newest()
-    assert found is not None
-    assert found.state()["values"]["commits"] == 3
+def test_a_full_disk_costs_the_checkpoint_only(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "12m") as disk:
+        storage = CheckpointStorage(str(disk / "run"))
+        storage.write(image_at(1, 4))
+        with pytest.raises(EnvironmentProblem, match=r"cannot write to .*No space left on device"):
+            storage.write(image_at(2, 12))
+        left = [entry.name for entry in (disk / "run").iterdir()]
+        assert left == ["step-000000000001"], "no leftover either"
+        storage.write(image_at(3, 4))  # there is room again for what fits
+        found = storage.read_newest()
+        assert found is not None
+        assert found.state()["values"]["commits"] == 3
 
 
 def killed_writer(url: str, environment: dict[str, str], after: int) -> None:

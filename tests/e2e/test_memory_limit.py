@@ -24,6 +24,7 @@ from stoker.job.relaunch import Budgets, RelaunchConfig, RelaunchPolicy, WorldFa
 from stoker.platform.memory import MemoryLimits, WorkerMemory, node_memory_bytes
 from stoker.platform.memory_cgroup import own_group
 from stoker.wire.exits import ExitFacts
+from tests.e2e.disks import small_disk
 from tests.e2e.run_helpers import wait_for
 
 pytestmark = pytest.mark.real
@@ -216,12 +217,7 @@ def test_no_control_group_at_all_is_said(
 
 def test_a_full_file_system_is_told_from_broken_memory(tmp_path: Path) -> None:
     """Writing to a mapped file of a full file system is a bus error, without any words."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mounted = finish("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
-    if mounted.returncode != 0:
-        pytest.skip("this user may not mount")
-    try:
+    with small_disk(tmp_path / "full", "1m") as folder:
         program = textwrap.dedent(f"""
             import mmap, os
             file = os.open({str(folder / "data")!r}, os.O_RDWR | os.O_CREAT)
@@ -233,8 +229,6 @@ def test_a_full_file_system_is_told_from_broken_memory(tmp_path: Path) -> None:
         assert done.returncode == -signal.SIGBUS, done.stderr
         facts = ExitFactsReader(watched=[folder]).read(None, signal.SIGBUS, now=1.0)
         assert (facts.full_disk, classify(facts)) == (str(folder), "disk-full")
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_the_nodes_memory_is_known() -> None:

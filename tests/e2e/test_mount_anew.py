@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.disks import small_disk
 from tests.e2e.mounting import MOUNT_MARKS, WAIT_S, mounted
 from tests.e2e.run_helpers import wait_for
 
@@ -82,22 +81,10 @@ def overfilled(folder: str) -> list[str]:
     return said
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if subprocess.run(command, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def test_what_had_no_room_is_not_published(tmp_path: Path, origin: Path) -> None:
     """Who writes less goes on."""
     with (
-        small_disk(tmp_path / "here/cache"),
+        small_disk(tmp_path / "here/cache", "4m"),
         mounted(tmp_path / "here", origin, "--writable") as mount,
     ):
         said = mount.call(overfilled, str(mount.folder))

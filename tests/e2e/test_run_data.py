@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.disks import small_disk
 from tests.e2e.run_helpers import SCRIPTS, Finished, run
 
 pytestmark = pytest.mark.real
@@ -106,18 +107,8 @@ def test_a_link_that_leads_nowhere_is_no_record(tmp_path: Path, origin: Path) ->
 
 
 def test_a_cache_disk_that_is_full_does_not_stop_the_run(tmp_path: Path, origin: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=False, capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    try:
+    with small_disk(tmp_path / "disk", "400k") as disk:
         done = run(tmp_path, "run", "--nproc-per-node", "2", "--cache-dir", str(disk / "cache"), SCRIPT,
                    f"file://{origin}/train/")  # fmt: skip
         assert done.code == 0, done.text
         assert "trained 21 steps" in done.out
-    finally:
-        # What was killed may still be ending, and hold files there.
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -22,8 +22,7 @@ def test_who_closes_last_of_several_waits_for_what_it_wrote(is_taken_over: bool)
     assert mount.code(mount.close(node, second, pid=SECOND)) == 0, "it is the first one's, who is not done"
     assert not mount.puts()
     close = mount.close(node, first)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     assert mount.code(close) == 0
     if is_taken_over:
         mount.restart()
@@ -31,8 +30,7 @@ def test_who_closes_last_of_several_waits_for_what_it_wrote(is_taken_over: bool)
     mount.write(node, second, b"y", 1)
     close = mount.close(node, second, pid=SECOND)
     assert mount.code(close) is None
-    (put,) = mount.puts()
-    mount.answer(put, Failed(errno.ENOSPC))
+    mount.answer_put(Failed(errno.ENOSPC))
     assert mount.code(close) == errno.ENOSPC
 
 
@@ -49,8 +47,7 @@ def test_who_began_it_anew_decides_when_it_is_whole(is_taken_over: bool) -> None
     assert mount.code(mount.close(node, first, pid=FIRST)) == 0
     assert not mount.puts()
     close = mount.close(node, second, pid=SECOND)
-    (put,) = mount.puts()
-    mount.answer(put, found(4))
+    mount.answer_put(found(4))
     assert mount.code(close) == 0
 
 
@@ -75,8 +72,7 @@ def test_what_was_closed_is_put_at_the_end_though_nobody_hears_that_it_is_not_op
     if is_taken_over:
         mount.restart()
     mount.carry_out(mount.core.end(mount.now))
-    (put,) = mount.puts()
-    mount.answer(put, found(len(data)))
+    mount.answer_put(found(len(data)))
     assert len(mount.core.state.staged) == 0
     if not is_taken_over:
         assert mount.code(close) == 0
@@ -91,8 +87,7 @@ def test_what_is_open_at_the_end_is_not_whole(data: bytes, has_synced: bool) -> 
     if has_synced:
         mount.write(node, handle, b"synced")
         sync = mount.sync(node, handle)
-        (put,) = mount.puts()
-        mount.answer(put, found(6))
+        mount.answer_put(found(6))
         assert mount.code(sync) == 0
         handle = opened_node(mount, node, WRITE_ONLY | TRUNCATE)
     if data:
@@ -122,8 +117,7 @@ def test_what_is_written_after_it_was_closed_is_not_whole_at_the_end() -> None:
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     mount.write(node, handle, b"more", 1)
     mount.carry_out(mount.core.end(mount.now))
     assert not mount.puts()

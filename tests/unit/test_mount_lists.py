@@ -68,7 +68,7 @@ def test_what_is_put_while_a_folder_is_read_is_listed_once(is_plus: bool) -> Non
     for node, handle in files.values():
         mount.write(node, handle, b"x")
         mount.close(node, handle)
-        mount.answer(mount.puts()[0], found(1))
+        mount.answer_put(found(1))
         mount.release(node, handle)
     second = folder.ask(folder.entries(first)[-1].cookie)
     folder.answer([("c", found(1)), ("d", found(1))])
@@ -144,8 +144,7 @@ def test_what_may_have_been_put_is_renamed_at_the_origin(is_taken_over: bool) ->
         assert mount.code(syncing) == errno.EIO
     assert mount.code(mount.rename("new", "a")) == errno.EBUSY, "it is not whole, and not known to be there"
     mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     mount.release(node, handle)
     renaming = mount.rename("new", "a")
     mount.answer(Rename("new", "a", True), (found(1), found(1, "v2")))

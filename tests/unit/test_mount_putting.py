@@ -92,6 +92,11 @@ class Writers:
     def puts(self) -> list[Put]:
         return [question for question in self.asked if isinstance(question, Put)]
 
+    def answer_put(self, answer: object) -> None:
+        """Of the only file that is being put."""
+        (put,) = self.puts()
+        self.answer(put, answer)
+
     def kept(self) -> list[str]:
         """Files that are laid aside, as nobody puts them any more."""
         return [question.path for question in self.asked if isinstance(question, StageKeep)]
@@ -228,8 +233,7 @@ def test_copies_of_a_descriptor_and_empty_files_make_nothing_whole() -> None:
     assert mount.code(mount.close(node, handle, pid=OTHER)) == 0
     assert not mount.puts()
     mount.release(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     assert len(mount.core.state.staged) == 0
 
 
@@ -250,11 +254,10 @@ def test_what_was_said_to_have_failed_is_not_done_later() -> None:
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     flush = mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, Failed(errno.ENOSPC))
+    mount.answer_put(Failed(errno.ENOSPC))
     assert mount.code(flush) == errno.ENOSPC
     assert mount.code(mount.sync(node, handle)) is None, "who asks again is heard"
-    mount.answer(put, Failed(errno.EIO))
+    mount.answer_put(Failed(errno.EIO))
     mount.release(node, handle)
     assert not mount.puts()
     assert mount.kept() == ["a"]
@@ -285,8 +288,7 @@ def test_a_file_without_a_name_is_not_put_and_another_may_have_the_name() -> Non
     assert mount.code(mount.close(node, handle)) == 0
     mount.release(node, handle)
     flush = mount.close(other, second)
-    (put,) = mount.puts()
-    mount.answer(put, found(2))
+    mount.answer_put(found(2))
     assert mount.code(flush) == 0
     assert mount.core.state.known.get("a", mount.now)[1] == found(2)
 
@@ -335,8 +337,7 @@ def test_what_a_daemon_did_not_live_to_answer_is_done_once() -> None:
     flush = mount.close(node, handle)
     mount.restart()
     flush = mount.ask(Opcode.FLUSH, node, struct.pack("=QIIQ", handle, 0, 0, 0), unique=flush | RESENT)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     assert mount.code(flush) == 0
     mount.release(node, handle)
     rename = mount.rename("a", "b", unique=90 | RESENT)
@@ -356,8 +357,7 @@ def test_after_fsync_and_a_restart_a_file_is_still_being_written() -> None:
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     mount.sync(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     mount.restart()
     mount.write(node, handle, b"y" * 9, 1)
     said = mount.said[mount.ask(Opcode.GETATTR, node, bytes(16))][1]

@@ -85,8 +85,7 @@ def test_what_could_not_be_removed_is_put_then() -> None:
     close = mount.close(node, handle)
     mount.answer(Remove("a"), Failed(errno.EACCES))
     assert mount.code(unlink) == errno.EACCES
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     assert mount.code(close) == 0
 
 
@@ -94,8 +93,7 @@ def test_what_is_closed_while_another_is_renamed_over_it_is_not_put() -> None:
     mount = Writers()
     node, handle = opened(mount, "to")
     mount.release(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(0, "v1"))
+    mount.answer_put(found(0, "v1"))
     rename = mount.rename("from", "to")
     node, handle = opened(mount, "to")
     mount.write(node, handle, b"x")
@@ -112,8 +110,7 @@ def test_what_is_written_after_a_failure_is_put_when_all_have_closed_it() -> Non
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     close = mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, Failed(errno.EIO))
+    mount.answer_put(Failed(errno.EIO))
     assert mount.code(close) == errno.EIO
     mount.write(node, handle, b"y" * 100)
     assert mount.code(mount.close(node, handle, pid=OTHER)) == 0
@@ -155,8 +152,7 @@ def test_a_failure_that_was_told_is_known_to_the_next_daemon() -> None:
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, Failed(errno.ENOSPC))
+    mount.answer_put(Failed(errno.ENOSPC))
     mount.restart()
     mount.release(node, handle)
     assert not mount.puts()
@@ -189,8 +185,7 @@ def test_what_was_put_long_ago_is_settled_for_the_next_daemon() -> None:
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     mount.release(node, handle)
     mount.restart()
     size_bytes, valid_s = attributes(mount, node)
@@ -209,8 +204,7 @@ def test_a_list_gives_no_other_node_for_what_is_being_written() -> None:
     node, handle = mount.create("a")
     mount.write(node, handle, b"x")
     mount.sync(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(1))
+    mount.answer_put(found(1))
     opening = mount.ask(Opcode.OPENDIR, ROOT, struct.pack("=II", 0, 0))
     (folder,) = struct.unpack_from("=Q", mount.said[opening][1])
     page = Page([("a", found(1)), ("b", found(2))], None)
@@ -325,8 +319,7 @@ def test_a_write_that_failed_is_not_published_by_who_does_not_look() -> None:
     assert not mount.puts()
     mount.write(node, handle, b"y" * 10, 10)
     close = mount.close(node, handle)
-    (put,) = mount.puts()
-    mount.answer(put, found(20))
+    mount.answer_put(found(20))
     assert mount.code(close) == 0
 
 
