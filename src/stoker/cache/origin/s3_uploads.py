@@ -1,26 +1,38 @@
-"""Uploads in parts at S3, where they are the storage's own."""
+"""Uploads in parts at S3, where they are the storage's own.
+
+A part that is put by us is in memory until the storage has it, and is put again while the storage is busy: an upload of
+many GB does not fail for one request of a thousand.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from urllib.parse import unquote
 
+from stoker.base.backoff import backoff_s
+from stoker.base.rng import Rng
 from stoker.cache.origin import s3_xml
 from stoker.cache.origin.port import Part
 from stoker.cache.origin.s3_calls import S3Calls, fields_of
 from stoker.cache.origin.staged_uploads import check_number, check_order
 from stoker.cache.origin.writing_port import PART_NUMBER_MAX, Attributes, Upload, UploadPart
-from stoker.errors import NoSuchUpload, ObjectTooLarge, OriginError
+from stoker.errors import NoSuchUpload, ObjectTooLarge, OriginBusy, OriginError
 from stoker.wire.http import KEY_BYTES_MAX
 
+log = logging.getLogger("stoker.cache")
 PART_BYTES = 8 * 1024 * 1024
 """Of a body whose length is not known: so much of it is in memory, and more of one that turns out long."""
 _PARTS_OF_A_SIZE = 2000
 """After so many parts they are twice as large: 10000 of them have room for 496 GiB."""
-_KNOWN_PART_BYTES = 64 * 1024 * 1024
+_KNOWN_PART_BYTES = 32 * 1024 * 1024
+_TRIES_MAX = 6
+_FIRST_PAUSE_S, _PAUSE_S_MAX = 0.5, 8.0
+"""Eight seconds in all, on average."""
 _ID = re.compile(r"[A-Za-z0-9._~=+-]{1,1024}")
 _GIVE_UP_S = 10.0
 _PAGE = 1000
@@ -47,8 +59,7 @@ class S3Uploads:
             size = max(_KNOWN_PART_BYTES, -(-size_bytes // PART_NUMBER_MAX))
             async with self.begun(key, attributes, terms) as upload:
                 for first in range(0, size_bytes, size):
-                    part_bytes = min(size, size_bytes - first)
-                    await upload.put(cutter.take(part_bytes), part_bytes)
+                    await upload.put(await cutter.taken(min(size, size_bytes - first)))
             return
         data = await cutter.taken(PART_BYTES)
         if len(data) < PART_BYTES:
@@ -57,7 +68,7 @@ class S3Uploads:
             return
         async with self.begun(key, attributes, terms) as upload:
             while data:
-                await upload.put(_one(data), len(data))
+                await upload.put(data)
                 data = await cutter.taken(PART_BYTES << (len(upload.parts) // _PARTS_OF_A_SIZE))
 
     @asynccontextmanager
@@ -188,19 +199,31 @@ class UploadAtWork:
         self._uploads = uploads
         self._key = key
         self._upload_id = upload_id
+        self._rng = Rng(zlib.crc32(upload_id.encode()))
         self.parts: list[tuple[int, str]] = []
 
-    async def put(self, parts: AsyncGenerator[Part, None], size_bytes: int) -> None:
+    async def put(self, data: bytes) -> None:
         """The next part."""
-        number = self._next()
-        self.parts.append(
-            (number, await self._uploads.put_part(self._key, self._upload_id, number, parts, size_bytes))
-        )
+        uploads, key, upload_id, number = self._uploads, self._key, self._upload_id, self._next()
+        tag = await self._again(lambda: uploads.put_part(key, upload_id, number, _one(data), len(data)))
+        self.parts.append((number, tag))
 
     async def copy(self, fields: Mapping[str, str]) -> None:
         """The next part, from another object."""
-        number = self._next()
-        self.parts.append((number, await self._uploads.copy_part(self._key, self._upload_id, number, fields)))
+        uploads, key, upload_id, number = self._uploads, self._key, self._upload_id, self._next()
+        tag = await self._again(lambda: uploads.copy_part(key, upload_id, number, fields))
+        self.parts.append((number, tag))
+
+    async def _again(self, put: Callable[[], Awaitable[str]]) -> str:
+        """While the storage is busy. A part that is put twice is there once."""
+        for attempt in range(1, _TRIES_MAX):
+            try:
+                return await put()
+            except OriginBusy as error:
+                pause_s = backoff_s(attempt, self._rng, first_s=_FIRST_PAUSE_S, limit_s=_PAUSE_S_MAX)
+                log.info("a part of %r is put again in %.1f s: %s", self._key, pause_s, error)
+                await asyncio.sleep(pause_s)
+        return await put()
 
     def _next(self) -> int:
         if len(self.parts) == PART_NUMBER_MAX:
