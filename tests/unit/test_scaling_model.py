@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from stoker.base.rng import Rng
 from stoker.errors import ConfigError
 from stoker.job.scaling_advice import Advice, Limits, recommend
+from stoker.job.scaling_curve import Band, band, fit
 from stoker.job.scaling_model import (
-    Band,
     Curve,
     Measured,
     Meter,
     Pause,
     Window,
-    band,
-    fit,
     measure,
     median_and_error,
     scaling_efficiency,

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from importlib import import_module
 
 from stoker import __version__
 from stoker.errors import EXIT_INTERRUPTED, EXIT_USAGE, StokerError
@@ -28,18 +29,24 @@ exit codes:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line. Here it is imported, too: that takes long enough for a Ctrl-C, which `main` answers."""
-    from stoker.cli.agent import add_agent_parser
-    from stoker.cli.cache import add_cache_parser
-    from stoker.cli.checkpoint import add_checkpoint_parser
-    from stoker.cli.data import add_data_parser
-    from stoker.cli.demo import add_demo_parser
-    from stoker.cli.job import add_job_parser
-    from stoker.cli.master import add_master_parser
-    from stoker.cli.mount import add_mount_parsers
-    from stoker.cli.run import add_run_parser
+COMMANDS = {
+    "demo": ("demo", "add_demo_parser"),
+    "run": ("run", "add_run_parser"),
+    "master": ("master", "add_master_parser"),
+    "job": ("job", "add_job_parser"),
+    "cache": ("cache", "add_cache_parser"),
+    "data": ("data", "add_data_parser"),
+    "checkpoint": ("checkpoint", "add_checkpoint_parser"),
+    "mount": ("mount", "add_mount_parsers"),
+    "umount": ("mount", "add_mount_parsers"),
+    "agent": ("agent", "add_agent_parser"),
+}
+"""In which module of this package a command is, and what adds it."""
 
+
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """The whole command line, or that of one command, for which no other one is imported. What is imported is so here:
+    that takes long enough for a Ctrl-C, which `main` answers."""
     parser = argparse.ArgumentParser(
         prog="stoker",
         description="Keeps accelerators fed and training runs alive.",
@@ -49,15 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more about what is going on")
     subparsers = parser.add_subparsers(metavar="COMMAND")
-    add_demo_parser(subparsers)
-    add_run_parser(subparsers)
-    add_master_parser(subparsers)
-    add_job_parser(subparsers)
-    add_cache_parser(subparsers)
-    add_data_parser(subparsers)
-    add_checkpoint_parser(subparsers)
-    add_mount_parsers(subparsers)
-    add_agent_parser(subparsers)
+    for module, add in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
+        getattr(import_module(f"stoker.cli.{module}"), add)(subparsers)
     return parser
 
 
@@ -83,7 +83,8 @@ def _open_closed() -> None:
 
 def _run(argv: list[str] | None) -> int:
     try:
-        parser = build_parser()
+        words = sys.argv[1:] if argv is None else argv
+        parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
         arguments = parser.parse_args(argv)
         logging.basicConfig(
             level=logging.DEBUG if arguments.verbose else logging.INFO,

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stoker.base.units import format_duration
 from stoker.errors import ConfigError
 from stoker.job.scaling_model import (
     WINDOWS_MIN,
-    Band,
     Curve,
     Measured,
     Pause,
     Window,
-    band,
-    fit,
     measure,
 )
+
+if TYPE_CHECKING:
+    from stoker.job.scaling_curve import Band
 
 DEFAULT_TARGET_EFFICIENCY = 0.5
 KEEP = 0.8
@@ -131,6 +131,8 @@ def recommend(
     run = _Run(here, limits, _pause_s(pauses), lasted_s)
     if len(measured) == 1:
         return _explore(run)
+    from stoker.job.scaling_curve import band, fit  # NumPy takes as long to import as all else of a master
+
     curve = fit(measured)
     return _advise(run, curve, band(measured, curve), target_efficiency, [m.nodes for m in measured])
 
