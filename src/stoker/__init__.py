@@ -20,6 +20,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stoker.base.version import VERSION
 from stoker.errors import StokerError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from stoker.train.shards import shards
     from stoker.train.state import State
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "AnnouncedSampler",
     "Checkpointer",

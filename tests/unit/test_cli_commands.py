@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
+from stoker import __version__
 from stoker.cli.main import COMMANDS, build_parser
 
 
@@ -44,3 +46,7 @@ def test_a_command_imports_nothing_of_the_others(command: str, heavy: list[str])
     program += f"sys.exit(' '.join(name for name in {heavy!r} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert version("stoker") == __version__

@@ -7,9 +7,9 @@ import contextlib
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from stoker.base.version import VERSION
 from stoker.errors import ConfigError, JobError
 from stoker.job.events import NodeAsked, ScaleRequested
 from stoker.job.machine import JobMachine
@@ -45,7 +45,6 @@ class Overview:
     def __init__(self, master: Master) -> None:
         self._master = master
         self._looks = 0
-        self._version = version("stoker")  # read from disk
 
     @property
     def _machine(self) -> JobMachine:
@@ -83,7 +82,7 @@ class Overview:
                 pid=os.getpid(),
                 started_wall_s=master.started_wall_s,
                 incarnation=master.keeper.masters.count - 1,
-                version=self._version,
+                version=VERSION,
                 journal=master.keeper.problem or str(master.keeper.journal),
             ),
         )

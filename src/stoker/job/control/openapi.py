@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 
+from stoker.base.version import VERSION
 from stoker.job.control.routes import ROUTES, Route
 from stoker.wire import control, control_errors
 from stoker.wire.control import (
@@ -41,7 +41,7 @@ def describe() -> Json:
         "openapi": "3.1.0",
         "info": {
             "title": "Stoker job control",
-            "version": _version(),
+            "version": VERSION,
             "description": "What the master of a training job answers on its port.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -64,13 +64,6 @@ def describe() -> Json:
             },
         },
     }
-
-
-def _version() -> str:
-    try:
-        return version("stoker")
-    except PackageNotFoundError:
-        return "unknown"  # run from its sources
 
 
 def _schemas() -> Json:

@@ -1,0 +1,3 @@
+"""Which Stoker this is."""
+
+VERSION = "0.1.0"
