@@ -90,9 +90,15 @@ def test_a_listing_is_all_keys_below_the_prefix_in_order(keys: list[str], prefix
 
 
 @pytest.mark.usefixtures("_small_pages")
-def test_pages_are_listed_side_by_side() -> None:
+def test_pages_are_listed_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     news = threading.Condition()
-    inside, together = 0, 0
+    inside, together, parts_of_turn = 0, 0, 0
+    take_turn = listing._Work._turn
+
+    def turn(work: listing._Work, parts: list[Part]) -> list[listing._Listed]:
+        nonlocal parts_of_turn
+        parts_of_turn = len(parts)
+        return take_turn(work, parts)
 
     class Meeting(Bucket):
         def ask(self, prefix: str, after: str | None, limit: int) -> ObjectPage:
@@ -101,14 +107,15 @@ def test_pages_are_listed_side_by_side() -> None:
                 inside += 1
                 together = max(together, inside)
                 news.notify_all()
-                if self.asked.total() > 100:  # there are enough parts by now
-                    news.wait_for(lambda: together == listing.JOBS, 60)
+                if parts_of_turn == listing.JOBS:
+                    assert news.wait_for(lambda: together == listing.JOBS, 60)
             try:
                 return super().ask(prefix, after, limit)
             finally:
                 with news:
                     inside -= 1
 
+    monkeypatch.setattr(listing._Work, "_turn", turn)
     list_all(Meeting(LAYOUTS["numbers"]).ask, "", lambda: True)
     assert together == listing.JOBS > 4
 
