@@ -127,3 +127,51 @@ def test_who_looks_sees_what_was_done_before(mount: Mount, origin: Path) -> None
     assert not seen["wrong"]
     assert seen["lists"] > 3
     assert len(list((origin / "many").iterdir())) == MANY
+
+
+def made_again(folder: str, how_often: int) -> dict[str, Any]:
+    """A folder that is removed and made again while somebody stands in what was removed."""
+    seen: dict[str, Any] = {}
+    path = f"{folder}/run"
+    inside: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(how_often):
+            if number or not os.path.exists(path):
+                os.mkdir(path)
+            Path(path, "a").write_text(f"{number}")
+            inside.append(subprocess.Popen(["sleep", "1000"], cwd=path))
+            os.unlink(f"{path}/a")
+            os.rmdir(path)
+        os.mkdir(path)
+        Path(path, "b").write_text("b")
+        seen["listed"] = os.listdir(path)
+        in_old = subprocess.run(
+            ["ls", f"/proc/{inside[-1].pid}/cwd/"], capture_output=True, text=True, check=False
+        )
+        seen["in the old one"] = in_old.stdout
+    finally:
+        for process in inside:
+            process.kill()
+            process.wait()
+    seen["inodes"] = len({os.stat(path).st_ino, os.stat(path).st_ino})
+    Path(path, "c").write_text("c")
+    os.rename(f"{path}/c", f"{path}/d")
+    seen["then"] = sorted(os.listdir(path))
+    return seen
+
+
+def test_a_folder_is_made_again_while_somebody_is_in_the_one_before(mount: Mount, origin: Path) -> None:
+    expected = {"listed": ["b"], "in the old one": "", "inodes": 1, "then": ["b", "d"]}
+    assert mount.call(made_again, str(mount.folder), 1) == expected
+    mount.sh("rm -r $0/run")
+    with mount.looking(
+        "sh", "-c", "mkdir $0/run; cd $0/run; echo here; exec sleep 1000", str(mount.folder)
+    ) as inside:
+        assert inside.line() == "here"
+        mount.sh("rmdir $0/run; mkdir $0/run; echo first > $0/run/first")
+        mount.kill_daemon()
+        mount.sh("echo second > $0/run/second")
+        assert mount.sh("ls $0/run").split() == ["first", "second"]
+    assert mount.sh("rm -r $0/run; ls $0").split() == ["many"]
+    assert mount.call(made_again, str(mount.folder), 3) == expected
+    assert sorted(path.name for path in (origin / "run").iterdir() if path.name[0] != ".") == ["b", "d"]

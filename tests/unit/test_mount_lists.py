@@ -7,11 +7,12 @@ import struct
 
 import pytest
 
-from stoker.cache.mount.questions import List, Remove, Rename
+from stoker.cache.mount.questions import List, MakeFolder, Remove, RemoveFolder, Rename
 from stoker.cache.mount.requests import ROOT, Opcode
 from stoker.cache.mount.source_port import Found, Page
 from stoker.cache.mount.waiting import Failed
 from tests.mount.calls import Listed, listed_in
+from tests.mount.kernel import unpacked_entry
 from tests.unit.test_mount_putting import Writers, found
 
 OLD = [("a", found(1, "a1")), ("b", found(1, "b1"))]
@@ -149,3 +150,37 @@ def test_what_may_have_been_put_is_renamed_at_the_origin(is_taken_over: bool) ->
     renaming = mount.rename("new", "a")
     mount.answer(Rename("new", "a", True), (found(1), found(1, "v2")))
     assert mount.code(renaming) == 0
+
+
+def made_and_removed(mount: Writers, how_often: int) -> list[int]:
+    """The nodes of a folder that is made and removed so often, and then made once more."""
+    nodes = []
+    for number in range(how_often + 1):
+        making = mount.ask(Opcode.MKDIR, ROOT, struct.pack("=II", 0o755, 0) + b"d\0")
+        mount.answer(MakeFolder("d"), None)
+        nodes.append(unpacked_entry(mount.said[making][1]).node)
+        if number < how_often:
+            mount.ask(Opcode.RMDIR, ROOT, b"d\0")
+            mount.answer(RemoveFolder("d"), None)
+    return nodes
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_folder_that_is_made_again_is_another_node_while_the_kernel_knows_the_first(
+    is_taken_over: bool,
+) -> None:
+    """In which Linux makes nothing any more."""
+    mount = Writers()
+    first, second, third = made_and_removed(mount, 2)
+    assert len({first, second, third}) == 3
+    if is_taken_over:
+        mount.restart()
+    table = mount.core.state.nodes
+    assert table.number_of("d", is_folder=True) == third
+    for gone in (first, second):
+        mount.ask(Opcode.FORGET, gone, struct.pack("=Q", 1))
+        assert table.number_of("d", is_folder=True) == third, "the kernel keeps names by that"
+    mount.ask(Opcode.FORGET, third, struct.pack("=Q", 1))
+    assert len(table) == 1
+    assert table.number_of("d", is_folder=True) == first, "as after a restart"
+    assert made_and_removed(mount, 0) == [first]

@@ -54,7 +54,8 @@ class Moving:
                 state.may_be_changed(path, at)
                 return [refused(header.unique, answer.code), *state.busy.leave([path], at)]
             state.is_now(path, None, at)
-            return [*self._is_removed(path), done(header.unique), *state.busy.leave([path], at)]
+            gone = self._folder_is_removed(path) if is_folder else self._is_removed(path)
+            return [*gone, done(header.unique), *state.busy.leave([path], at)]
 
         return state.waiting.ask(header.unique, question, then, now, is_patient=True)
 
@@ -66,6 +67,11 @@ class Moving:
         staged.is_removed = True
         self._state.staged.forget_path(staged)
         return [remembered(self._state.staged.records_of(staged))]
+
+    def _folder_is_removed(self, path: str) -> list[Effect]:
+        """Linux has nothing made in it any more."""
+        node = self._state.nodes.removed(path)
+        return [] if node is None else [remembered([node.named()])]
 
     def make_folder(self, header: Header, name: bytes, now: float) -> list[Effect]:
         """An empty one."""

@@ -2,7 +2,8 @@
 
 The number of a node comes of what it is: of a folder's path, of a file's path and version. So it is the same after a
 restart, and the file that another version makes is another one: who has the old one open goes on reading it, and what
-the kernel keeps of a node's content is right for ever.
+the kernel keeps of a node's content is right for ever. A folder that was removed and made again has another number
+while the kernel knows the one before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from stoker.cache.mount.requests import ROOT
 
 _NUMBERS = (1 << 63) - 1
 _LOOKED_THROUGH = 64
+_REMOVED = "removed"
+"""The version of a folder that is no more: Linux never makes anything in it again, whatever has its name by then."""
 
 
 class PlainFiles(Protocol):
@@ -102,6 +105,8 @@ class NodeTable:
         self.has_plain = True
         self._added = 0
         self._nodes = OrderedDict({ROOT: Node(ROOT, "", is_folder=True)})
+        self._made_again: dict[str, int] = {}
+        """Folders beside which the kernel knows the one that was removed before them."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -115,12 +120,15 @@ class NodeTable:
 
     def number_of(self, path: str, *, is_folder: bool = False, version: str = "", kind: str = "") -> int:
         """Of a path's node; the root's is given."""
-        if is_folder and not path:
-            return ROOT
+        if is_folder:
+            if not path:
+                return ROOT
+            if path in self._made_again:
+                return self._made_again[path]
         name = f"{path}/" if is_folder else f"{path}\0{version}\0{kind}"
         attempt = 0
         while True:
-            number = xxhash.xxh3_64_intdigest(name, seed=attempt) & _NUMBERS
+            number = _number(name, attempt)
             there = self._nodes.get(number)
             if number > ROOT and (
                 there is None
@@ -151,8 +159,22 @@ class NodeTable:
                 modified_ns=modified_ns, kind=kind,
             )  # fmt: skip
             self.mark(node)
+            self._note_folder(node)
         node.lookups += 1
         return node, is_new
+
+    def removed(self, path: str) -> Node | None:
+        """A folder is no more. If it is made again that is another node, though the kernel may know this one yet."""
+        node = self._nodes.get(self.number_of(path, is_folder=True))
+        if node is not None:
+            node.version = _REMOVED
+            self._made_again.pop(path, None)
+        return node
+
+    def _note_folder(self, node: Node) -> None:
+        """Whether it has another number than its path gives it first."""
+        if node.is_folder and not node.version and node.number != _number(f"{node.path}/", 0):
+            self._made_again[node.path] = node.number
 
     def forget(self, number: int, lookups: int) -> None:
         """The kernel has let go of so many; of a node that it was never told of, nothing happens."""
@@ -163,6 +185,8 @@ class NodeTable:
         if node.lookups <= 0:
             self.plain.discard(number)
             del self._nodes[number]
+            if self._made_again.get(node.path) == number:
+                del self._made_again[node.path]
 
     def mark(self, node: Node) -> None:
         """It is new, or otherwise than it was: whether it can be opened without a decision. Once it could, somebody may
@@ -203,6 +227,9 @@ class NodeTable:
             )  # fmt: skip
             node.lookups, node.was_plain = record.lookups, record.was_plain
             self._nodes[record.node] = node
+            if node.version and self._made_again.get(node.path) == node.number:
+                del self._made_again[node.path]
+            self._note_folder(node)
         elif isinstance(record, LookedUp):
             for number in record.nodes:
                 if (known := self._nodes.get(number)) is not None:
@@ -210,3 +237,7 @@ class NodeTable:
         else:
             for number, lookups in record.lookups:
                 self.forget(number, lookups)
+
+
+def _number(name: str, attempt: int) -> int:
+    return xxhash.xxh3_64_intdigest(name, seed=attempt) & _NUMBERS
