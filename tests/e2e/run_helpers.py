@@ -154,19 +154,38 @@ def said(folder: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(p.read_text()) for p in folder.glob("*.json")), key=lambda s: s["rank"])
 
 
-def ledger(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Audit entries of one kind of the newest run, in the order of time."""
+def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
+    """Audit entries of the newest run, of each worker as it wrote them."""
     runs = sorted(folder.glob("stoker-logs/*"))
+    return [_entries(path) for path in runs[-1].glob("audit/*.jsonl")] if runs else []
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
-    for path in runs[-1].glob("audit/*.jsonl") if runs else ():
-        for line in path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if entry["type"] == kind:
-                entries.append(entry)
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the last one may be half a line
+            entries.append(json.loads(line))
+    return entries
+
+
+def ledger(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Of one kind, in the order of time."""
+    entries = [entry for one in ledgers(folder) for entry in one if entry["type"] == kind]
     return sorted(entries, key=lambda e: e["wall_s"])
+
+
+def copies(folder: Path, generation: int) -> list[tuple[bool, bool]]:
+    """Of each worker that entered a world: whether it copied the state of another one, and whether it lagged behind the
+    commit that the world went on from. Of two survivors one may, by the step that broke off."""
+    found = []
+    for entries in ledgers(folder):
+        commits = 0
+        for entry in entries:
+            if entry["type"] == "world" and entry["generation"] == generation:
+                found.append((entry["copied"], commits < entry["commits"]))
+            if entry["type"] == "commit":
+                commits = entry["step"]
+    return found
 
 
 def end_toy(folder: Path) -> int:

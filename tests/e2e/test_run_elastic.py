@@ -17,6 +17,7 @@ from tests.e2e.run_helpers import (
     TOY_STEPS,
     UNTIL_TOLD,
     Stoker,
+    copies,
     end_toy,
     free_port,
     kill_all,
@@ -53,11 +54,11 @@ def test_a_killed_worker_is_replaced_and_the_survivors_go_on(tmp_path: Path) -> 
     assert {w["world_size"] for w in workers} == {3}
     assert {w["commits"] for w in workers} == {epochs * TOY_STEPS}
     assert_one_state(workers)
-    copied = {e["generation"]: [] for e in ledger(tmp_path, "world")}  # type: ignore[var-annotated]
-    for entry in ledger(tmp_path, "world"):
-        copied[entry["generation"]].append(entry["copied"])
-    assert copied[2] == [False, False], "equal survivors copy nothing"
-    assert sorted(copied[3]) == [False, False, True], "the newcomer copies"
+    survivors, together = copies(tmp_path, 2), copies(tmp_path, 3)
+    assert len(survivors) == 2
+    assert all(copied == lagged for copied, lagged in survivors), "equal survivors copy nothing"
+    assert (False, False) in survivors
+    assert sorted(together) == [(False, False), (False, False), (True, True)], "the newcomer copies"
 
 
 @pytest.mark.parametrize("how", ["first", "last"])
