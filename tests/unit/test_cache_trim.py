@@ -7,9 +7,11 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stoker.base.rng import Rng
+from stoker.cache.coming import ComingReads, Stream, items_of
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.peers import Block
 from stoker.cache.server.trim import Trim
@@ -62,6 +64,40 @@ def test_what_others_hold_leaves_and_nobody_waits_meanwhile(tmp_path: Path) -> N
         assert max(after - before for before, after in itertools.pairwise(turns)) <= 256
 
     run(World(tmp_path, policy="lru", max_replicas=1), story)
+
+
+def test_what_is_announced_to_be_read_here_soon_stays_until_it_is(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        x = world.servers["x"]
+        world.peers.held = all_but_block_4  # type: ignore[method-assign]
+        large = x.known("large", 40 * BLOCK)
+        for index in range(40):
+            assert await x.store.put(large, index, bytes(BLOCK))
+        keys = [f"k{n}" for n in range(40)]
+        for key in keys:
+            await x.put(key, 1000)
+        ids = np.frombuffer(x.store.index.ids(x.number, [*keys, "large"]), dtype=np.uint64)
+        # 20 small objects, ten blocks of the large one, and the other 20: the first 30 reads count.
+        items = np.concatenate([ids[:20], items_of(np.repeat(ids[40:], 10), np.arange(10)), ids[20:40]])
+        stream, coming = Stream("job", 0, read_s=1.0, now=0.0), ComingReads()
+        stream.announce(0, 50, items, np.arange(50))
+        stream.reach = 30
+        coming.put("s", stream)
+        x.store.holdings.set_coming(x.store.holdings.lots[x.number], coming)
+        trim = Trim(x.engine, Rng(5))
+
+        async def here() -> tuple[set[str], set[int]]:
+            await trim.trim(x.engine.bucket("b"))
+            return {key for key in keys if x.holds(key)}, {n for n in range(40) if x.store.has(large, n)}
+
+        own = {key for key in keys if owner(x, key, 0) == "x"}
+        # What another says that it does not have stays as well.
+        own_blocks = {n for n in range(40) if owner(x, "large", n) == "x"} | {4}
+        assert await here() == (own | set(keys[:20]), own_blocks | set(range(10)))
+        stream.advance(25, 1.0)
+        assert await here() == (own, own_blocks | set(range(5, 10)))
+
+    run(World(tmp_path, 100_000_000, policy="lru", max_replicas=1), story)
 
 
 def test_servers_trim_at_different_times(tmp_path: Path) -> None:

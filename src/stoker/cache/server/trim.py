@@ -1,7 +1,8 @@
 """Giving up copies that the fleet has beyond what a bucket allows.
 
 While a server is away, others own and hold what is its. When it is back with what it held, there are more copies than
-`max_replicas`: those who are not to hold a block give it up, once each of those who are says that it does.
+`max_replicas`: those who are not to hold a block give it up, once each of those who are says that it does. What was
+fetched because it is read of this server soon stays until it is.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ class Trim:
 
     async def _give_up(self, bucket: Bucket, keepers: tuple[str, ...], blocks: list[Block]) -> None:
         fleet, store = self._engine.fleet, self._engine.store
+        blocks = await self._not_to_come(bucket, blocks)
         held = [True] * len(blocks)
-        for keeper in keepers:
+        for keeper in keepers if blocks else ():
             url = fleet.url(keeper)
             try:
                 if url is None:
@@ -131,6 +133,12 @@ class Trim:
             if piece is not None:
                 store.clearing.lose(piece, COPIES)
                 self.trimmed_blocks += 1
+
+    async def _not_to_come(self, bucket: Bucket, blocks: list[Block]) -> list[Block]:
+        """Those that are still here, and that nobody has announced to read of this server soon."""
+        pieces = {block: piece for block in blocks if (piece := self._piece(bucket, *block)) is not None}
+        are_to_come = await self._engine.store.clearing.foreseen.are_to_come(list(pieces.values()))
+        return [block for block, is_to_come in zip(pieces, are_to_come, strict=True) if not is_to_come]
 
     def _piece(self, bucket: Bucket, key: str, version: str, index: int) -> Piece | None:
         store = self._engine.store

@@ -126,6 +126,14 @@ class Foreseen:
         known, now_s = coming.as_of_now(), self._held.now()
         return await self._held.run(lambda: known.kinds_of(_numbers(pieces), now_s))
 
+    async def are_to_come(self, pieces: Sequence[Piece]) -> list[bool]:
+        """Which of these pieces of one bucket are announced to be read, as far ahead as it counts."""
+        coming = self._held.coming.get(pieces[0].bucket) if pieces else None
+        if coming is None:
+            return [False] * len(pieces)
+        known = coming.as_of_now()
+        return await self._held.run(lambda: np.isfinite(_due(known, pieces).seconds).tolist())
+
     async def choose(self, lots: frozenset[int], newcomer: Newcomer) -> Choice | None:
         """What is read latest of these lots; None if it is worth more than the newcomer.
 
