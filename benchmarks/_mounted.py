@@ -21,10 +21,10 @@ FUSE = "fuse"
 
 
 class Mounted(NamedTuple):
-    """A folder that shows something else. `number`: that of its connection to the kernel."""
+    """A folder that shows something else. `number`: the kernel's of it, MAJOR:MINOR."""
 
     folder: Path
-    number: int
+    number: str
 
     @property
     def daemon_pid(self) -> int:
@@ -161,13 +161,13 @@ def _awaited(child: subprocess.Popen[bytes], folder: Path) -> Mounted:
 
 def _found(folder: Path) -> Mounted | None:
     there = mounted_on(str(folder))
-    return None if there is None else Mounted(folder, int(there.number.partition(":")[2]))
+    return None if there is None else Mounted(folder, there.number)
 
 
 def _end(folder: Path) -> None:
     """Whatever is mounted there still, and whoever waits for it."""
     while (found := _found(folder)) is not None:
-        _abort(f"0:{found.number}")
+        _abort(found.number)
         if subprocess.run(
             ["umount", "-l", str(folder)], check=False, capture_output=True, timeout=_END_S
         ).returncode:

@@ -15,10 +15,11 @@ import pytest
 from stoker.cache.client.entries import children, objects
 from stoker.cache.client.loading import Wanted
 from stoker.cache.server.settings import ServerTlsFiles
-from stoker.cli.cache import add_cache_parser, serve_settings
+from stoker.cli.cache import add_cache_parser
 from stoker.cli.cache_manifest import read_manifest
 from stoker.cli.cache_options import Below, count, parse_below, seconds
 from stoker.cli.cache_rates import rates_between
+from stoker.cli.cache_serve import serve_settings
 from stoker.cli.main import main
 from stoker.errors import ConfigError
 from stoker.wire.cache_api import (

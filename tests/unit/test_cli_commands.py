@@ -37,7 +37,7 @@ def test_all_commands_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         ("mount", ["numpy", "rich", "stoker.job.master", "stoker.cache.server.server"]),
         ("job", ["numpy", "torch", "stoker.cache.server.server"]),
         ("run", ["numpy", "torch", "stoker.cache.server.server"]),
-        ("cache", ["torch", "stoker.job.master"]),
+        ("cache", ["numpy", "torch", "stoker.job.master", "stoker.cache.server.server"]),
     ],
 )
 def test_a_command_imports_nothing_of_the_others(command: str, heavy: list[str]) -> None:
