@@ -21,6 +21,7 @@ from stoker.errors import ConfigError
 from stoker.wire.cache_api import BucketSpec, FleetMember
 from stoker.wire.cache_orders import Announced, Announcement
 from tests.clocks import HandClock
+from tests.unit.test_cache_summaries import World, run
 
 BLOCK = 1000
 ALLOWED = Allowance(reads=100, keys=40, streams=6)
@@ -99,3 +100,25 @@ def test_what_tenants_call_the_same_is_not_the_same(tmp_path: Path) -> None:
         assert await orders.announce(bucket, Announcement("s", 1, catalog="c"), MINE) == Announced(2, 1, 1)
 
     told(tmp_path, story)
+
+
+def test_what_is_looked_at_in_a_fleet_counts_before_it_is_fetched(tmp_path: Path) -> None:
+    """As objects prove to be small, more of them are fetched ahead: copies that would be given up again else."""
+
+    async def story(world: World) -> None:
+        x = world.servers["x"]
+        orders = Orders(x.engine, world.clock.now)
+        await orders.announce(x.engine.bucket("b"), said("a", 5000))
+        ((name, stream),) = orders.streams().items()
+        core = orders.prefetching.core
+        assert stream.reach is not None
+        assert stream.reach < 100
+        for _ in range(100):
+            core.came(100)
+        window = core.window_reads(1)
+        assert window > 1000
+        assert len(orders.reads(name, 0, 256)) == 256
+        assert stream.reach >= window
+        await orders.stop()
+
+    run(World(tmp_path, max_replicas=1), story)

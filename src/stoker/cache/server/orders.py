@@ -136,6 +136,7 @@ class Orders:
     def reads(self, name: str, start: int, stop: int) -> Sequence[ToRead]:
         """What is read at these positions, as far as it is known here; those that are done may be left out."""
         reader = self._readers[name]
+        self._set_reach(reader)  # before it is fetched: what is beyond it may be given up again at once
         return reader.reads(self._catalogs[reader.bucket.number, reader.catalog], start, stop)
 
     def fetched(self, name: str, size_bytes: int) -> None:
