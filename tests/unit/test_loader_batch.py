@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from stoker._native import Lent
 from stoker.data.loader import Loader
 from stoker.data.loader_arena import ArenaFile, ArenaReader, ArenaWriter
 from stoker.data.loader_batch import BatchWriter, Collator, reading_from, size_of
@@ -126,6 +128,50 @@ def test_a_tensor_that_comes_twice_is_free_when_both_are_gone(channel: Channel) 
     assert len(channel.used) == 1
     del part
     assert channel.used == []
+
+
+def test_no_python_runs_when_a_batch_goes(channel: Channel) -> None:
+    """A Ctrl-C that came then would be raised there, where nobody hears of it, and the slot be lost."""
+    channel.writer.begin()
+    came: list[Any] = channel.send([torch.arange(BIG), np.arange(BIG)])
+    assert len(channel.used) == 2
+    ran: list[str] = []
+    sys.setprofile(lambda frame, event, _: ran.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        came.clear()
+    finally:
+        sys.setprofile(None)
+    assert (ran, channel.used) == ([], [])
+
+
+def test_a_forked_copy_that_goes_frees_nothing(channel: Channel) -> None:
+    channel.writer.begin()
+    (came,) = channel.send([np.arange(BIG)])
+    child = os.fork()
+    if not child:
+        try:
+            del came
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert len(channel.used) == 1
+    del came
+    assert channel.used == []
+
+
+@pytest.mark.parametrize(("size_bytes", "mark"), [(101, 0), (100, 8), (2**63, 0)])
+def test_memory_beyond_what_is_there_is_not_lent(size_bytes: int, mark: int) -> None:
+    marks = bytearray(b"\1" * 8)
+    with pytest.raises((ValueError, TypeError)):
+        Lent(bytearray(100), size_bytes, marks, mark)
+    assert marks == b"\1" * 8
+    lent = memoryview(Lent(bytearray(100), 100, marks, 7))
+    lent[99] = 5
+    part = lent[:10]
+    del lent
+    assert marks[7] == 1
+    del part
+    assert marks == b"\1" * 7 + b"\0"
 
 
 def test_slots_are_used_again_and_grow_with_the_batches(channel: Channel) -> None:

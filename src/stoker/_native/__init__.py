@@ -1,6 +1,6 @@
 """The native part of the cache server, in C++: what it holds (`Index`), the front that answers hits (`Front`), what
-writes blocks (`Writer`), and when what is read is read next (`Reads`); for its readers, files as memory (`Mapping`),
-and the requests of mounts (`read_request`).
+writes blocks (`Writer`), and when what is read is read next (`Reads`); for its readers, files as memory (`Mapping`)
+and memory that is lent (`Lent`), and the requests of mounts (`read_request`).
 
 `index.h`, `front.h`, `reads.h` and `device.h` say what each does. What does not belong here: decisions, origins,
 anything that is not done for every request.
@@ -16,6 +16,7 @@ from stoker._native._core import (
     FrontSettings,
     Index,
     Inflow,
+    Lent,
     Mapping,
     Name,
     Piece,
@@ -40,6 +41,7 @@ __all__ = [
     "FrontSettings",
     "Index",
     "Inflow",
+    "Lent",
     "Mapping",
     "Name",
     "Piece",

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy.typing as npt
@@ -399,6 +400,15 @@ class Mapping:
     file: who looks behind its end is killed (SIGBUS). Raises OSError."""
 
     def __init__(self, fd: int, size_bytes: int) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Lent:
+    """The first bytes of some memory, until nobody sees them any more: then a byte of `marks` is 0, unless that is in a
+    forked copy of this process. No Python runs for that, in which a Ctrl-C would be lost. Raises ValueError."""
+
+    def __init__(
+        self, memory: mmap | bytearray, size_bytes: int, marks: mmap | bytearray, mark: int
+    ) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class PlainFiles:

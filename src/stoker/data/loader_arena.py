@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from stoker._native import Lent
 
 _PASS_BYTES = 8
 HEAD_BYTES = mmap.PAGESIZE
@@ -58,6 +59,10 @@ class ArenaFile:
     def mark(self, slot: int, *, used: bool) -> None:
         """Say so."""
         self.head[_PASS_BYTES + slot] = used
+
+    def lent(self, memory: mmap.mmap, size_bytes: int, slot: int) -> memoryview:
+        """The slot's first bytes, which nobody uses once all that see them are gone; not by a forked copy that goes."""
+        return memoryview(Lent(memory, size_bytes, self.head, _PASS_BYTES + slot))
 
     def mapped(self, place: Place) -> mmap.mmap:
         """The slot's memory."""
@@ -125,7 +130,6 @@ class ArenaReader:
 
     def __init__(self, file: ArenaFile) -> None:
         self._file = file
-        self._owner = os.getpid()
         self._mapped: dict[int, tuple[Place, mmap.mmap]] = {}
 
     def bytes_of(self, place: Place, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -133,10 +137,4 @@ class ArenaReader:
         known = self._mapped.get(place.slot)
         if known is None or known[0] != place:
             known = self._mapped[place.slot] = place, self._file.mapped(place)
-        found = np.frombuffer(known[1], dtype=np.uint8, count=size_bytes)
-        weakref.finalize(found, self._free, place.slot).atexit = False
-        return found
-
-    def _free(self, slot: int) -> None:
-        if os.getpid() == self._owner:  # a forked copy that goes frees nothing
-            self._file.mark(slot, used=False)
+        return np.frombuffer(self._file.lent(known[1], size_bytes, place.slot), dtype=np.uint8)
