@@ -26,7 +26,8 @@ from stoker.cache.mount.questions import (
     Tell,
 )
 from stoker.cache.mount.records import records, whole_bytes
-from stoker.cache.mount.requests import Request, parse
+from stoker.cache.mount.requests import Interrupt, Request, parse
+from stoker.cache.mount.signals import Signals
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
 from tests.mount.kernel import FakeKernel
@@ -67,6 +68,7 @@ class Driver:
         self.answered: Counter[str] = Counter()
         self.on_decided: Callable[[], None] = lambda: None
         self.core = MountCore(settings)
+        self.signals = Signals(kernel.is_ending)
         self._ticked = self.now
         self._main: deque[Effect] = deque()
         self._threads: list[deque[Effect]] = []
@@ -79,6 +81,7 @@ class Driver:
     def begin(self) -> None:
         """Another daemon goes on."""
         self.core = MountCore(self.settings)
+        self.signals = Signals(self.kernel.is_ending)  # each request is a thread's of its own
         whole = whole_bytes(self.log)
         del self.log[whole:]
         self.core.restore(records(bytes(self.log)))
@@ -131,7 +134,7 @@ class Driver:
         if self.now >= self._ticked + TICK_S:
             self._ticked = self.now
             thread: deque[Effect] = deque()
-            self._decide(self.core.tick(self.now), thread)
+            self._decide(self.core.tick(self.now) + self._interrupted(), thread)
             self._threads.append(thread)
         can = self._possible()
         if not can:
@@ -163,7 +166,20 @@ class Driver:
         if self._main:
             self._carry_out(self._main.popleft())
         else:
-            self._decide(self.core.step(self._read(), self.now), self._main)
+            self._decide(self._step(self._read()), self._main)
+
+    def _step(self, request: Request) -> list[Effect]:
+        if isinstance(request.body, Interrupt):
+            self.signals.signal(request.body.unique)
+            return self._interrupted()
+        effects, unique = self.core.step(request, self.now), request.header.unique
+        if unique in self.core.state.waiting:
+            self.signals.asks(unique, unique, self.core.state.waiting)
+        return effects
+
+    def _interrupted(self) -> list[Effect]:
+        ending = self.signals.ending(self.core.state.waiting)
+        return [effect for unique in ending for effect in self.core.interrupt(unique)]
 
     def _read(self) -> Request:
         return parse(self.kernel.read())

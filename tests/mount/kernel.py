@@ -99,6 +99,7 @@ class _Sent:
     data: bytes
     is_read: bool = False
     is_interrupted: bool = False
+    is_ending: bool = False
     read_at: float = 0.0
 
 
@@ -139,9 +140,16 @@ class FakeKernel:
         if sent.is_read:
             self._interrupts.append(task.unique)
 
+    def is_ending(self, unique: int) -> bool:
+        """Whether who has asked that was killed."""
+        sent = self.sent.get(unique)
+        return sent is not None and sent.is_ending
+
     def kill(self, task: Task) -> None:
         """Whoever made it is killed: what no daemon has read yet is never asked."""
         sent = self.sent.get(task.unique)
+        if sent is not None:
+            sent.is_ending = True
         if sent is None or sent.asked.opcode in (Opcode.RELEASE, Opcode.RELEASEDIR):
             return  # nobody waits for these
         if not sent.is_read:
@@ -204,6 +212,8 @@ class FakeKernel:
         sent = self.sent.get(unique)
         if sent is None or not sent.is_read:
             return errno.ENOENT
+        if code == -errno.EINTR and not sent.is_ending:
+            self.faults.append(f"{Opcode(sent.asked.opcode).name} ends by a signal that ends nobody")
         del self.sent[unique]
         self._go_on(sent.task, (-code, body))
         return 0
@@ -364,7 +374,7 @@ def packed(unique: int, asked: Asked) -> bytes:
 
 
 def interrupt(unique: int) -> bytes:
-    """That nobody waits for the answer to that request."""
+    """That whoever has asked that got a signal."""
     return packed(unique | _INTERRUPT, Asked(Opcode.INTERRUPT, 0, struct.pack("=Q", unique)))
 
 

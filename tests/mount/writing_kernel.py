@@ -64,6 +64,7 @@ class WritingKernel(FakeKernel):
         self.killed.add(self.processes.get(task, 0))
         sent = self.sent.get(task.unique)
         if sent is not None and sent.asked.opcode == Opcode.FLUSH:
+            sent.is_ending = True
             self.interrupt(task)
             return
         opens = sent is not None and sent.asked.opcode in (Opcode.OPEN, Opcode.CREATE)

@@ -1,7 +1,7 @@
 """A seeded world around the shipping core of a mount.
 
 Programs look up, read and list what changes meanwhile at its origin; the fleet notices late; answers fail, or come too
-late; programs are interrupted and killed, the kernel forgets, somebody refreshes; the daemon dies between any two
+late; programs get signals and are killed, the kernel forgets, somebody refreshes; the daemon dies between any two
 things that it does, and another one goes on with what was written down. A kernel as strict as Linux stands on one side
 (`tests/mount/kernel.py`), and what was true when on the other.
 """
@@ -47,7 +47,7 @@ class MountWorld:
         self.driver = Driver(self.kernel, self.source, SETTINGS, rng.fork(3))
         self.calls = Calls(self.kernel)
         self.tasks: list[Task] = []
-        self.signalled: set[Task] = set()
+        self.killed: set[Task] = set()
         self.programs = 0
         self.is_rewritten = False
         self.deaths_at: list[int] = []
@@ -109,8 +109,11 @@ class MountWorld:
         self.tasks = [task for task in self.tasks if not task.is_over]
         if self.tasks and rng.chance(self.signal_chance):
             task = rng.choice(self.tasks)
-            self.signalled.add(task)
-            (self.kernel.kill if rng.chance(0.5) else self.kernel.interrupt)(task)
+            if rng.chance(0.5):
+                self.killed.add(task)
+                self.kernel.kill(task)
+            else:
+                self.kernel.interrupt(task)
 
     def some_path(self) -> str:
         """Some are more in demand than others."""
@@ -305,7 +308,7 @@ class MountWorld:
         code = error.errno or 0
         self.say(f"{path!r}: {errno.errorcode[code]}")
         may = {errno.ENOENT, errno.ESTALE, errno.ETIMEDOUT}
-        if self.signalled:
+        if self.killed:
             may.add(errno.EINTR)
         if self.driver.failure_chance or not self.is_faultless:
             may |= {errno.EIO, errno.EACCES}

@@ -141,7 +141,7 @@ class WritingTruth(MountWorld):
         may = {
             errno.ENOENT, errno.ESTALE, errno.ETIMEDOUT, errno.ETXTBSY, errno.EBUSY, errno.EEXIST, errno.ENOTEMPTY,
         }  # fmt: skip
-        if self.signalled:
+        if self.killed:
             may.add(errno.EINTR)
         if self.is_full:
             may.add(errno.ENOSPC)

@@ -1,7 +1,7 @@
 """A seeded world around a mount that is written to.
 
 Programs write whole files in sequence, sync, close, rename, remove and read them, several on one name; the origin and
-the disk fail, answers are lost or come late, programs are interrupted and killed, and the daemon dies between any two
+the disk fail, answers are lost or come late, programs get signals and are killed, and the daemon dies between any two
 things. What the origin gets is compared with what programs have made whole, and what it has in the end, and what
 readers see, with what programs were told.
 """
@@ -48,7 +48,7 @@ class MountWritingWorld(Onlookers):
         self.driver = WritingDriver(self.kernel, self.source, SETTINGS, rng.fork(3))
         self.calls = WritingCalls(self.kernel)
         self.tasks: list[Task] = []
-        self.signalled: set[Task] = set()
+        self.killed: set[Task] = set()
         self.programs = 0
         self.drafts: list[Draft] = []
         self.may_be: dict[str, set[Content] | None] = {}
@@ -104,10 +104,13 @@ class MountWritingWorld(Onlookers):
         self.tasks = [task for task in self.tasks if not task.is_over]
         if self.tasks and rng.chance(self.signal_chance):
             task = rng.choice(self.tasks)
-            self.signalled.add(task)
             is_killed = rng.chance(0.5)
-            self.say(f"{self.kernel.processes[task]} is {'killed' if is_killed else 'interrupted'}")
-            (self.kernel.kill if is_killed else self.kernel.interrupt)(task)
+            self.say(f"{self.kernel.processes[task]} {'is killed' if is_killed else 'gets a signal'}")
+            if is_killed:
+                self.killed.add(task)
+                self.kernel.kill(task)
+            else:
+                self.kernel.interrupt(task)
 
     def begins(self) -> None:
         """A program."""

@@ -105,7 +105,7 @@ class RefusingCore:
     """Nothing is there, and the kernel does not send again."""
 
     def __init__(self) -> None:
-        self.state = SimpleNamespace(flags=0)
+        self.state = SimpleNamespace(flags=0, waiting=())
 
     def step(self, request: Request, _: float) -> list[Effect]:
         return [refused(request.header.unique, errno.ENOENT)]

@@ -185,6 +185,10 @@ class MountCore:
         """Time goes by."""
         return self.state.waiting.tick(now)
 
+    def interrupt(self, unique: int) -> list[Effect]:
+        """Whoever asked that is to end: see Signals."""
+        return self.state.waiting.interrupt(unique)
+
     def answered(self, number: int, answer: object, now: float) -> list[Effect]:
         """A question has an answer: what it was asked for, or Failed."""
         question, asked_at, waiting = self.state.waiting.answered(number)
@@ -225,7 +229,7 @@ class MountCore:
             case ((Opcode.READDIR | Opcode.READDIRPLUS), Reading() as asked):
                 return self._folders.read(header, asked, now, is_plus=header.opcode == Opcode.READDIRPLUS)
             case _, Interrupt(other):
-                return self.state.waiting.interrupt(other)
+                return self.interrupt(other)
             case _, Attribute() as attribute:
                 return self._attribute(unique, self.state.nodes.get(header.node), attribute, now)
             case Opcode.STATFS, _:

@@ -36,7 +36,9 @@ from stoker.cache.mount.questions import (
 )
 from stoker.cache.mount.records import Record, RequestRead, TakenAgain
 from stoker.cache.mount.requests import RESENT, Body, Changing, Header, Interrupt, Opcode, Opening, parse
+from stoker.cache.mount.signals import Signals
 from stoker.cache.mount.state_log import StateLog
+from stoker.cache.mount.threads import is_ending, is_killed, process_of
 from stoker.cache.mount.unanswered import IS_SENT_AGAIN, Unanswered
 from stoker.cache.mount.waiting import Failed
 from stoker.cache.mount.workers import Workers
@@ -52,8 +54,6 @@ _FINISH_S, _LOOK_S = 25.0, 0.02
 _REQUEST_BYTES = 1024 * 1024 + 64 * 1024
 _BY_PROCESS = frozenset({Opcode.CREATE, Opcode.OPEN, Opcode.FLUSH, Opcode.SETATTR})
 """What is decided by who asks, if it is about writing. The kernel names the thread."""
-_STAT_FLAGS, _STAT_EXIT_CODE, _EXITING, _SIGNALS = 6, 49, 0x4, 0x7F
-"""Of /proc/PID/stat, counted from its third field; of those, as Linux has them."""
 _GONE = frozenset({errno.ENOENT, errno.ENODEV})
 """Of an answer: nobody waits for it any more."""
 
@@ -82,6 +82,7 @@ class Daemon:
         self._finding = finding
         self._log = state_log
         self._unanswered = Unanswered()
+        self._signals = Signals(is_ending)
         self._follows_reload = follows_reload
         self._on_ready: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -168,12 +169,17 @@ class Daemon:
                 log.error("request %d ended the daemons before this one: it fails", request.header.opcode)
                 self._write((answers.refusal(unique, errno.EIO),))
                 return
-            if isinstance(request.body, Interrupt):
-                request = request._replace(body=Interrupt(self._unanswered.number(request.body.unique)))
+            thread = request.header.pid
             if request.header.opcode in _BY_PROCESS and not _writes_nothing(request.body):
                 request = request._replace(header=_of_process(request.header))
             with self._lock:
-                effects = self._remembered(self._core.step(request, time.monotonic()))
+                if isinstance(request.body, Interrupt):
+                    self._signals.signal(self._unanswered.number(request.body.unique))
+                    effects = self._interrupted()
+                else:
+                    effects = self._remembered(self._core.step(request, time.monotonic()))
+                    if unique in self._core.state.waiting:
+                        self._signals.asks(unique, thread, self._core.state.waiting)
         except WireError as error:
             log.error("%s", error)
             self._write((answers.refusal(unique, errno.EINVAL),))
@@ -184,6 +190,11 @@ class Daemon:
             self._write((answers.refusal(unique, errno.EIO),))
             return
         self._carry_out(effects)
+
+    def _interrupted(self) -> list[Effect]:
+        """What those are told who got a signal and are to end."""
+        core = self._core
+        return [effect for one in self._signals.ending(core.state.waiting) for effect in core.interrupt(one)]
 
     def _left(self) -> Iterator[Record]:
         """What daemons before wrote down for the core."""
@@ -231,7 +242,7 @@ class Daemon:
             time.sleep(_TICK_S)
             try:
                 with self._lock:
-                    effects = self._remembered(self._core.tick(time.monotonic()))
+                    effects = self._remembered(self._core.tick(time.monotonic())) + self._interrupted()
                     if self._log.is_long:
                         self._log.rewrite(chain(self._core.snapshot(), self._unanswered.records()))
                 self._carry_out(effects)
@@ -339,19 +350,7 @@ def _writes_nothing(body: Body) -> bool:
 
 def _of_process(header: Header) -> Header:
     """With the number of the process that the thread is of."""
-    try:
-        with open(f"/proc/{header.pid}/status", "rb") as status:
-            for line in status:
-                if line.startswith(b"Tgid:"):
-                    process = int(line[5:])
-                    return header._replace(pid=-process if _is_killed(header.pid) else process)
-    except OSError:
-        pass  # it is gone, or of another namespace
-    return header
-
-
-def _is_killed(thread: int) -> bool:
-    """Whether it ends by a signal. Raises OSError."""
-    with open(f"/proc/{thread}/stat", "rb") as stat:
-        fields = stat.read().rpartition(b")")[2].split()
-    return bool(int(fields[_STAT_FLAGS]) & _EXITING and int(fields[_STAT_EXIT_CODE]) & _SIGNALS)
+    process = process_of(header.pid)
+    if not process:
+        return header
+    return header._replace(pid=-process if is_killed(header.pid) else process)

@@ -66,6 +66,10 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __contains__(self, unique: object) -> bool:
+        """Whether that request waits."""
+        return unique in self._requests
+
     def ask(
         self,
         unique: int,
@@ -142,7 +146,7 @@ class Waiting:
         return True
 
     def interrupt(self, unique: int) -> list[Effect]:
-        """Whoever made that request was told to stop. What is waited for patiently is something that is done."""
+        """Whoever made that request is to end. What is waited for patiently is something that is done."""
         number = self._requests.get(unique)
         if number is None or self._asked[number].waiting[unique][1] == math.inf:
             return []
