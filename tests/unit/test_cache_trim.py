@@ -14,6 +14,7 @@ from stoker.base.rng import Rng
 from stoker.cache.coming import ComingReads, Stream, items_of
 from stoker.cache.maglev import block_owner_name
 from stoker.cache.server.peers import Block
+from stoker.cache.server.summaries import Summaries
 from stoker.cache.server.trim import Trim
 from stoker.wire.cache_api import HeldAnswer
 from tests.unit.test_cache_summaries import BLOCK, Server, World, run
@@ -123,6 +124,24 @@ def test_servers_trim_at_different_times(tmp_path: Path) -> None:
                 await trim.stop()
         assert len(set(waits)) == 3
         assert all(1.0 <= wait_s <= 6.0 for wait_s in waits)
+
+    run(World(tmp_path, policy="lru", max_replicas=1), story)
+
+
+def test_who_is_stopped_as_something_changes_stops(tmp_path: Path) -> None:
+    """A cancellation that comes with what was waited for is not lost, or the server would never end."""
+
+    async def story(world: World) -> None:
+        server = world.servers["x"]
+        for part in (Trim(server.engine, Rng(5)), Summaries(server.engine, world.clock, Rng(3))):
+            part.start()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            part._changed.set()
+            async with asyncio.timeout(20):
+                await part.stop()
+            assert part._task is not None
+            assert part._task.cancelled()
 
     run(World(tmp_path, policy="lru", max_replicas=1), story)
 

@@ -37,7 +37,8 @@ async def run_program(
         *command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
     try:
-        stdout, stderr = await asyncio.wait_for(process.communicate(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            stdout, stderr = await process.communicate()
     except TimeoutError:
         if not await _kill(process):
             raise ProgramStuck(f"{command[0]} (process {process.pid}) cannot be killed") from None
@@ -53,5 +54,6 @@ async def _kill(process: asyncio.subprocess.Process) -> bool:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), KILLED_WITHIN_S)
+        async with asyncio.timeout(KILLED_WITHIN_S):
+            await process.wait()
     return process.returncode is not None

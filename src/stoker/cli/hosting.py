@@ -229,7 +229,8 @@ async def _by_journal(launch: Launch) -> tuple[Hosting, socket.socket | None]:
 
     async def locate() -> tuple[str, int]:
         try:
-            return split_endpoint(await asyncio.wait_for(locator.locate(), launch.timeouts.beat_timeout_s))
+            async with asyncio.timeout(launch.timeouts.beat_timeout_s):
+                return split_endpoint(await locator.locate())
         except TimeoutError:
             raise MasterUnreachable(f"the journal at {launch.journal} names no master") from None
 

@@ -142,7 +142,8 @@ class Driver:
         """
         self.feed(JobEnded(success))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._nobody.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._nobody.wait()
         self.kill("the job has ended")
         await self._nobody.wait()
         for task in self._tasks:

@@ -131,7 +131,8 @@ async def _until_end(agent: Agent, hosting: Hosting, patience_s: float) -> Outco
     if hosting.may_be_left:
         master.retire(at_once=outcome is None)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(master.wait(), hosting.grace_s)
+        async with asyncio.timeout(hosting.grace_s):
+            await master.wait()
     return outcome
 
 

@@ -165,7 +165,8 @@ class Master:
         has_ended = self._ended.done() and not self._ended.cancelled()
         with contextlib.suppress(TimeoutError):
             if has_ended:
-                await asyncio.wait_for(self._deserted.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._deserted.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -299,7 +300,8 @@ class Master:
         writer.write(SWITCHING)  # the agent says nothing before it has that: nothing waits in `reader`
         stream = FrameStream(self._codec, writer.transport)
         try:
-            join = await asyncio.wait_for(stream.first(), timeout=10.0)
+            async with asyncio.timeout(10.0):
+                join = await stream.first()
         except TimeoutError:
             raise WireError("an agent's stream began with silence") from None
         if not isinstance(join, Join):

@@ -121,7 +121,8 @@ class Overview:
         written = keeper.next_entries
         if not await keeper.journal.read_entries(after, 1):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(written.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await written.wait()
 
     def scale(self, nodes: int) -> Accepted:
         """See the port."""
@@ -197,7 +198,8 @@ class Overview:
                     master.tell(node.node, StackRequest(look, here, samples=1, interval_s=0.0))
             if wanted:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(done.wait(), timeout_s)
+                    async with asyncio.timeout(timeout_s):
+                        await done.wait()
         finally:
             master.stack_listeners.remove(on_reply)
         dumps = [_worker_stacks(machine, w, replies.get(w.worker)) for w in wanted.values()]

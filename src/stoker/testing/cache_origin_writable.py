@@ -67,7 +67,8 @@ class WritableOrigins:
         async def in_time() -> T:
             origin = self.open_empty()
             try:
-                return await asyncio.wait_for(test(origin), 120)
+                async with asyncio.timeout(120):
+                    return await test(origin)
             finally:
                 await origin.close()
 

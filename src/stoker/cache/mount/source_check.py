@@ -107,7 +107,8 @@ def _is_at_origin(url: str, timeout_s: float) -> bool:
     async def size_bytes() -> int:
         origin = open_origin(f"{parent}{mark}{query}", environment())
         try:
-            return (await asyncio.wait_for(origin.stat(name), timeout_s)).size_bytes
+            async with asyncio.timeout(timeout_s):
+                return (await origin.stat(name)).size_bytes
         finally:
             await origin.close()
 

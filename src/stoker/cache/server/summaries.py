@@ -154,7 +154,8 @@ class Summaries:
         wait_s = self._jittered(self._after_s)
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
                 self._changed.clear()
                 await asyncio.sleep(self._jittered(self._after_s))
             try:

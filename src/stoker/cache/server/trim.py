@@ -58,7 +58,8 @@ class Trim:
     async def _run(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._changed.wait(), EVERY_S)
+                async with asyncio.timeout(EVERY_S):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
             self._changed.clear()

@@ -280,7 +280,8 @@ class Store:
     async def _keep_order(self) -> None:
         while not self._stopping.is_set():
             try:
-                await asyncio.wait_for(self._stopping.wait(), UPKEEP_EVERY_S)
+                async with asyncio.timeout(UPKEEP_EVERY_S):
+                    await self._stopping.wait()
             except TimeoutError:
                 pass
             else:
