@@ -35,7 +35,7 @@ from stoker.cache.mount.requests import RESENT, ROOT, Init, Opcode, parse
 from stoker.cache.mount.source_port import Found, Page
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
-from tests.mount.kernel import FLAGS, Asked, init, interrupt, packed, unpacked_entry
+from tests.mount.kernel import FLAGS, Asked, init, packed, unpacked_entry
 
 SETTINGS = MountSettings(uid=7, gid=8, kernel_ttl_s=60.0, timeout_s=10.0)
 STARTED_NS = 1_600_000_000_000_000_005
@@ -280,10 +280,10 @@ def test_whoever_is_interrupted_waits_no_longer_and_the_others_do() -> None:
     first = script.unique
     script.ask(Asked(Opcode.LOOKUP, ROOT, b"a\0"))
     second = script.unique
-    stop = script.core.step(parse(interrupt(first)), script.now)
+    stop = script.core.interrupt(first)
     assert stop == [Reply((answers.refusal(first, errno.EINTR),))]
-    assert script.core.step(parse(interrupt(first)), script.now) == []
-    assert script.core.step(parse(interrupt(4711)), script.now) == []
+    assert script.core.interrupt(first) == []
+    assert script.core.interrupt(4711) == []
     (reply,) = script.answer(asked, None)
     assert reply == Reply((answers.refusal(second, errno.ENOENT),))
 

@@ -27,7 +27,7 @@ from stoker.cache.mount.requests import ROOT, Init, Opcode, parse
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
-from tests.mount.kernel import FLAGS, Asked, init, interrupt, packed, unpacked_entry
+from tests.mount.kernel import FLAGS, Asked, init, packed, unpacked_entry
 
 SIZE_BYTES = 4 << 20
 BACKED, BY_REQUESTS = Open.PASSTHROUGH | Open.NOFLUSH, Open.KEEP_CACHE | Open.NOFLUSH
@@ -104,9 +104,7 @@ def test_a_backing_file_that_comes_after_others_have_opened_is_closed() -> None:
     """It was asked for twice, the first time for nobody who still waits."""
     mount = Opened()
     (late,) = mount.open()
-    assert mount.core.step(parse(interrupt(mount.unique)), mount.now) == [
-        Reply((answers.refusal(mount.unique, errno.EINTR),))
-    ]
+    assert mount.core.interrupt(mount.unique) == [Reply((answers.refusal(mount.unique, errno.EINTR),))]
     mount.core.state.waiting.part()
     (asked,) = mount.open()
     (opened,) = mount.answer(asked, 5)

@@ -32,7 +32,7 @@ from stoker.cache.mount.requests import RESENT, ROOT, Header, Opcode, Request, p
 from stoker.cache.mount.source_port import Found
 from stoker.cache.mount.state import MountSettings
 from stoker.cache.mount.waiting import Failed
-from tests.mount.kernel import Asked, init, interrupt, packed, unpacked_entry
+from tests.mount.kernel import Asked, init, packed, unpacked_entry
 
 WRITER, OTHER = 50, 60
 WRITE_ONLY, TRUNCATE = 0o1, 0o1000
@@ -151,7 +151,7 @@ def test_close_waits_for_the_origin_whatever_signals_come() -> None:
     flush = mount.close(node, handle)
     (put,) = mount.puts()
     assert put.path == "a"
-    mount.carry_out(mount.core.step(parse(interrupt(flush)), mount.now))
+    mount.carry_out(mount.core.interrupt(flush))
     mount.now += 1000
     mount.carry_out(mount.core.tick(mount.now))
     assert mount.code(flush) is None

@@ -7,10 +7,10 @@ import errno
 import struct
 
 from stoker.cache.mount.questions import List, Put, Remove, Rename, Stage, StageDrop, StageKeep, StageSize
-from stoker.cache.mount.requests import ROOT, Opcode, parse
+from stoker.cache.mount.requests import ROOT, Opcode
 from stoker.cache.mount.source_port import Page
 from stoker.cache.mount.waiting import Failed
-from tests.mount.kernel import interrupt, unpacked_entry
+from tests.mount.kernel import unpacked_entry
 from tests.unit.test_mount_putting import OTHER, TRUNCATE, WRITE_ONLY, WRITER, Writers, found
 
 
@@ -229,7 +229,7 @@ def test_a_signal_ends_no_write() -> None:
     node, handle = mount.create("a")
     mount.is_slow = True
     write = mount.ask(Opcode.WRITE, node, writing(handle, b"x"))
-    mount.carry_out(mount.core.step(parse(interrupt(write)), mount.now))
+    mount.carry_out(mount.core.interrupt(write))
     assert mount.code(write) is None
     (stage,) = [question for question in mount.asked if isinstance(question, Stage)]
     mount.answer(stage, None)

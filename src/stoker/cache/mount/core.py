@@ -49,7 +49,6 @@ from stoker.cache.mount.requests import (
     Forget,
     Init,
     InitRequest,
-    Interrupt,
     Name,
     Opcode,
     Opening,
@@ -228,8 +227,6 @@ class MountCore:
                 return self._folders.open(header, now)
             case ((Opcode.READDIR | Opcode.READDIRPLUS), Reading() as asked):
                 return self._folders.read(header, asked, now, is_plus=header.opcode == Opcode.READDIRPLUS)
-            case _, Interrupt(other):
-                return self.interrupt(other)
             case _, Attribute() as attribute:
                 return self._attribute(unique, self.state.nodes.get(header.node), attribute, now)
             case Opcode.STATFS, _:
