@@ -57,6 +57,7 @@ def test_every_record_is_done_once_whoever_dies(tmp_path: Path, start: Start) ->
     flags = ("run", "--no-cache", "--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     script = (SHARDS, "--records", "4000", "--shard-s", "0.06", "--fast", str(tmp_path / "fast"))
     first = start(tmp_path, *flags, "--nproc-per-node", "2", *script)
+    wait_for(lambda: len(lines(tmp_path)) == 2, why="both workers at work")
     wait_for(lambda: count(lines(tmp_path), "accepted") > 4, why="shards done")
     second = start(other, *flags, *script, environment={"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
     killed, victim = next(iter(workers_by_id(first).items()))
