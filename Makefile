@@ -20,6 +20,9 @@ PACKAGES := etcd-server faketime fuse3 iproute2 iptables nginx-light openssl ope
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */	/' | expand -t 10
 
+# Many containers set this, and then each of the thousands of processes that tests start compiles Stoker anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 NATIVE := $(wildcard setup.py src/stoker/_native/*.cc src/stoker/_native/*.h)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
