@@ -7,7 +7,7 @@ SEED ?= 1
 WORLDS ?= 10000
 ARGS ?=
 # End-to-end tests mostly wait, for processes and for time to pass: more of them run at once than there are cores.
-JOBS ?= 3
+JOBS ?= 4
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.installed
 # What tests start besides Python: programs, and the Debian packages that hold them.
