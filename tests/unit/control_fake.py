@@ -214,14 +214,14 @@ class Served:
         server.close()
 
     async def _break_all(self) -> None:
-        for _ in range(5):  # who was just accepted becomes a connection first
-            await asyncio.sleep(0)
+        await _some_rounds()  # who was just accepted becomes a connection first
         for writer in self._writers:
             writer.transport.abort()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await _some_rounds()  # what was aborted is lost first
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
@@ -241,6 +241,11 @@ class Served:
         writer.write(SWITCHING)
         self.upgraded.append((head, await reader.readexactly(5)))
         writer.write(b"frame")
+
+
+async def _some_rounds() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
