@@ -16,7 +16,6 @@ from stoker.cache.mount import device
 from stoker.cache.mount.places import MountPlace, mounted, mounted_on
 
 _START_S, _END_S = 120.0, 40.0
-_CONNECTIONS = Path("/sys/fs/fuse/connections")
 FUSE = "fuse"
 
 
@@ -175,10 +174,5 @@ def _end(folder: Path) -> None:
 
 
 def _abort(number: str) -> None:
-    if not _CONNECTIONS.is_dir():
-        return
-    if not any(_CONNECTIONS.iterdir()):
-        command = ["mount", "-t", "fusectl", "none", str(_CONNECTIONS)]
-        subprocess.run(command, check=False, capture_output=True, timeout=_END_S)
     with contextlib.suppress(OSError):
         device.abort(number)

@@ -30,7 +30,6 @@ from tests.e2e.run_helpers import Finished, own_environment, wait_for
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
 """Generous: the machine may be busy with other things."""
-_CONNECTIONS = Path("/sys/fs/fuse/connections")
 _SYS_ADMIN = 21
 _DAEMON, _CACHE = "stoker.cache.mount.process", "stoker.cache.server.process"
 
@@ -57,8 +56,6 @@ def abort(folder: Path) -> None:
     there = mounted_on(str(folder))
     if there is None or there.file_system != FILE_SYSTEM:
         return
-    if not any(_CONNECTIONS.iterdir()):
-        subprocess.run(["mount", "-t", "fusectl", "none", str(_CONNECTIONS)], check=False)
     with contextlib.suppress(OSError):
         device.abort(there.number)
 

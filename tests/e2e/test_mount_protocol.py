@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cache.mount import device
+from stoker.cache.mount.places import mounted_on
 from stoker.cache.mount.requests import Init, Opcode
 from stoker.errors import EnvironmentProblem
 from tests.e2e.mount_one_file import FILE
@@ -88,3 +89,30 @@ def test_the_kernel_understands_what_is_answered(tmp_path: Path) -> None:
     assert opened == [3, 2, 2, 3]
     agreed = max(flags for opcode, flags in requests if opcode == Opcode.INIT)
     assert Init.PASSTHROUGH in Init(agreed)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_who_waits_for_a_mount_that_is_aborted_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool
+) -> None:
+    """Also where nobody has mounted the kernel's list of such mounts, as in most containers."""
+    if not is_listed:
+        (tmp_path / "none").mkdir()
+        monkeypatch.setattr(device, "_CONNECTIONS", str(tmp_path / "none"))
+    folder = tmp_path / "m"
+    folder.mkdir()
+    fd = device.attach(str(folder), "nobody answers", is_writable=False, lets_others=False)
+    there = mounted_on(str(folder))
+    try:
+        assert there is not None
+        waits = subprocess.Popen(["stat", str(folder / "file")], stderr=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waits.communicate(timeout=1)
+        device.abort(there.number)
+        _, said = waits.communicate(timeout=60)
+        assert "not connected" in said or "connection abort" in said, said
+    finally:
+        device.unmount(str(folder), is_lazy=True)
+        os.close(fd)
+    with pytest.raises(FileNotFoundError):
+        device.abort(there.number)

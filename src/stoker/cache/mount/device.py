@@ -19,6 +19,8 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 READ_BYTES_MIN = 8192
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 1, 2, 4, 8, 2
 _UMOUNT_NOFOLLOW = 8
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the same on all architectures that PyTorch has
+_FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _FSCONFIG_CMD_CREATE = 1, 1, 6
 _BACKING_OPEN = (1 << 30) | (16 << 16) | (229 << 8) | 1
 _BACKING_CLOSE = (1 << 30) | (4 << 16) | (229 << 8) | 2
 _BACKING_MAP = struct.Struct("=iIQ")
@@ -101,9 +103,39 @@ def unmount(folder: str, *, is_lazy: bool = False) -> None:
 
 def abort(number: str) -> None:
     """Have the kernel fail all that waits for the mount of this number (MAJOR:MINOR), and all that comes. Raises
-    OSError: not of this user, or there is no list of such mounts here (the file system fusectl)."""
-    with open(f"{_CONNECTIONS}/{number.partition(':')[2]}/abort", "w", encoding="ascii") as said:
-        said.write("1")
+    OSError: it is not of this user, or gone, or this user is not root and nobody has mounted the list of such mounts
+    (the file system fusectl)."""
+    name = f"{number.partition(':')[2]}/abort"
+    try:
+        said = os.open(f"{_CONNECTIONS}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # in containers the list is often not mounted
+        connections = _own_list_of_connections()
+        try:
+            said = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)
+        finally:
+            os.close(connections)
+    try:
+        os.write(said, b"1")
+    finally:
+        os.close(said)
+
+
+def _own_list_of_connections() -> int:
+    """The file system fusectl as a folder's descriptor, mounted nowhere (Linux 5.2). Raises OSError."""
+    context = _called(_FSOPEN, b"fusectl", _FSOPEN_CLOEXEC)
+    try:
+        _called(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        return _called(_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0)
+    finally:
+        os.close(context)
+
+
+def _called(number: int, *arguments: bytes | int | None) -> int:
+    said: int = _libc.syscall(ctypes.c_long(number), *arguments)
+    if said < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return said
 
 
 def set_readahead(number: str, readahead_bytes: int) -> None:
