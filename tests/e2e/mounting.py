@@ -93,7 +93,7 @@ class Looking:
         except subprocess.TimeoutExpired:
             why = self._where()
             self._end()
-            out, err = self.process.communicate()
+            out, err = self.process.communicate(timeout=WAIT_S)
             raise AssertionError(
                 f"{self.command} has not ended after {timeout_s:g} s ({why})\n{Finished(-1, out, err).text}"
             ) from None
@@ -147,7 +147,7 @@ class Looking:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self._end()
-        self.process.communicate()
+        self.process.communicate(timeout=WAIT_S)
 
 
 def python(function: Callable[..., Any], *arguments: Any) -> list[str]:
