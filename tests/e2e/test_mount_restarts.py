@@ -126,6 +126,26 @@ def test_nobody_waits_for_ever_where_the_mount_ends_then(tmp_path: Path, number:
         mount.holder.wait(WAIT_S)
 
 
+def test_who_waits_for_what_was_killed_whole_is_let_go_by_umount(tmp_path: Path) -> None:
+    made = SlowOrigin()
+    with (
+        running(made),
+        mounted(tmp_path / "m", made.url) as mount,
+        waiting_for_each_other(mount, made) as (looks, refreshes),
+    ):
+        daemon = mount.daemon()
+        mount.holder.send_signal(signal.SIGSTOP)  # it starts no other daemon
+        daemon.kill()
+        wait_for(lambda: daemon.status() == psutil.STATUS_ZOMBIE, why="end of what can end of it")
+        mount.holder.kill()
+        mount.holder.wait(WAIT_S)
+        with pytest.raises(subprocess.TimeoutExpired):
+            looks.process.wait(1)
+        assert mount.command("umount", str(mount.folder)).code == 0
+        assert looks.finish().code != 0
+        assert refreshes.finish().code != 0
+
+
 def test_readers_do_not_notice_reloads_nor_that_the_cache_is_killed(origin: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "m", origin) as mount, read_by_many(mount, tmp_path) as count:
         for _ in range(2):

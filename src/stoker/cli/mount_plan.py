@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -208,6 +209,8 @@ def take_away(there: MountedThere, place: MountPlace) -> None:
         return  # somebody else has just come, to do the same or to mount
     try:
         if is_on(there.folder, there.number):  # and not yet what somebody has mounted since
+            with contextlib.suppress(OSError):  # who still waits has waited for nobody
+                device.abort(there.number)
             device.unmount(there.folder, is_lazy=True)
     except BaseException:
         place.let_go()  # it is still known what it was
