@@ -95,12 +95,13 @@ def test_the_kernel_understands_what_is_answered(tmp_path: Path) -> None:
 def test_who_waits_for_a_mount_that_is_aborted_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool
 ) -> None:
-    """Also where nobody has mounted the kernel's list of such mounts, as in most containers."""
-    if not is_listed:
-        (tmp_path / "none").mkdir()
-        monkeypatch.setattr(device, "_CONNECTIONS", str(tmp_path / "none"))
-    folder = tmp_path / "m"
+    """Also where nobody has mounted the kernel's list of such mounts, as it may be in a container."""
+    folder, connections = tmp_path / "m", tmp_path / "connections"
     folder.mkdir()
+    connections.mkdir()
+    monkeypatch.setattr(device, "_CONNECTIONS", str(connections))
+    if is_listed:
+        subprocess.run(["mount", "-t", "fusectl", "none", str(connections)], check=True)
     fd = device.attach(str(folder), "nobody answers", is_writable=False, lets_others=False)
     there = mounted_on(str(folder))
     try:
@@ -114,5 +115,7 @@ def test_who_waits_for_a_mount_that_is_aborted_is_told_so(
     finally:
         device.unmount(str(folder), is_lazy=True)
         os.close(fd)
+        if is_listed:
+            device.unmount(str(connections))
     with pytest.raises(FileNotFoundError):
         device.abort(there.number)

@@ -126,7 +126,8 @@ def test_nobody_waits_for_ever_where_the_mount_ends_then(tmp_path: Path, number:
         mount.holder.wait(WAIT_S)
 
 
-def test_who_waits_for_what_was_killed_whole_is_let_go_by_umount(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_whom", ["umount", "the next mount"])
+def test_who_waits_for_what_was_killed_whole_is_let_go(tmp_path: Path, by_whom: str) -> None:
     made = SlowOrigin()
     with (
         running(made),
@@ -141,7 +142,12 @@ def test_who_waits_for_what_was_killed_whole_is_let_go_by_umount(tmp_path: Path)
         mount.holder.wait(WAIT_S)
         with pytest.raises(subprocess.TimeoutExpired):
             looks.process.wait(1)
-        assert mount.command("umount", str(mount.folder)).code == 0
+        if by_whom == "umount":
+            assert mount.command("umount", str(mount.folder)).code == 0
+        else:
+            made.release()
+            with mounted(tmp_path / "m", made.url) as again:
+                assert again.sh("ls $0/s/0001")
         assert looks.finish().code != 0
         assert refreshes.finish().code != 0
 

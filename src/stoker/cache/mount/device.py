@@ -108,7 +108,7 @@ def abort(number: str) -> None:
     name = f"{number.partition(':')[2]}/abort"
     try:
         said = os.open(f"{_CONNECTIONS}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # in containers the list is often not mounted
+    except FileNotFoundError:  # in a container the list may not be mounted
         connections = _own_list_of_connections()
         try:
             said = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)
